@@ -1,0 +1,1 @@
+"""Every landed file processed exactly once, with Postgres, Dagster and Spark."""
