@@ -193,7 +193,7 @@ class EmbeddedServer:
     def _ensure_data(self) -> None:
         """Make the cluster beside its place and rename it there: it is whole or not there at all."""
         for left_over in self.folder.glob("new-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+            self._remove_half_made(left_over)
         try:
             found = (self.data / "PG_VERSION").read_text().strip()
         except FileNotFoundError:
@@ -238,8 +238,19 @@ class EmbeddedServer:
                 os.chown(fresh / name, account.uid, account.gid)
             fresh.rename(self.data)
         except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
+            self._remove_half_made(fresh)
             raise
+
+    def _remove_half_made(self, folder: Path) -> None:
+        """Also ends the initdb of a killed starter, which would go on filling it."""
+        writers = [
+            process for process in psutil.process_iter(["cmdline"]) if str(folder) in (process.info["cmdline"] or ())
+        ]
+        for process in writers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._poll(lambda: not any(map(_is_alive, writers)), timeout=5)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _open_to(self, account: Account) -> None:
         binaries = _installation(self.version)
@@ -259,10 +270,10 @@ class EmbeddedServer:
         return self._ours(pid)
 
     def _ours(self, pid: int) -> psutil.Process | None:
+        if not _is_postgres(pid):
+            return None
         try:
             process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE or process.name() != "postgres":
-                return None
             return process if Path(process.cwd()) == self.data.resolve() else None
         except psutil.Error:
             return None
@@ -273,7 +284,7 @@ class EmbeddedServer:
         self._open_to(account)
         self._make_socket_dir(account)
         self._end_orphans()
-        self._disown_reused_pid()
+        self._disown_dead_pids()
         self.bound_log()
         conf = self.data / "pg_pipeline.conf"
         quoted = "'\"" + str(self.socket_dir).replace("'", "''") + "\"'"
@@ -296,42 +307,43 @@ class EmbeddedServer:
         if process is None:
             return
         for way in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):  # fast, immediate, by force
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(way)
-                process.wait(timeout=30)
+            if self._poll(lambda: self._ours(process.pid) is None, timeout=30):
                 return
-            except psutil.NoSuchProcess:
-                return
-            except psutil.TimeoutExpired:
-                continue
 
     def _end_orphans(self) -> None:
         """End backends that outlived a killed server: the next one must not start while they can write."""
-        orphans = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "postgres"]
-        orphans = [process for process in orphans if self._ours(process.pid)]
+
+        def orphans() -> list[psutil.Process]:
+            named = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "postgres"]
+            return [process for process in map(self._ours, named) if process is not None]
+
         for way in (signal.SIGQUIT, signal.SIGKILL):
-            for process in orphans:
-                with contextlib.suppress(psutil.Error):
+            for process in orphans():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(way)
-            _, orphans = psutil.wait_procs(orphans, timeout=5)
-            if not orphans:
+            if self._poll(lambda: not orphans(), timeout=5):
                 return
 
-    def _disown_reused_pid(self) -> None:
-        """Let a pid file that names somebody else's process name nobody.
+    def _disown_dead_pids(self) -> None:
+        """Let lock files that name a process which is no server of ours name nobody.
 
-        Postgres would refuse to start. Removing the file would also remove its memory of the shared memory
-        segment, by which Postgres notices a server still running; so only the pid is replaced.
+        The pid may be reused since, or be a zombie that nobody reaps, as in a container; Postgres would take either
+        for a server and refuse to start. Removing postmaster.pid would also remove its memory of the shared memory
+        segment, by which Postgres notices backends still running; so only the pid is replaced.
         """
-        pid_file = self.data / "postmaster.pid"
-        try:
-            pid, rest = pid_file.read_text().split("\n", 1)
-            os.kill(int(pid), 0)
-        except (OSError, ValueError):
-            return  # no file, no such process, or one of another user, which Postgres knows not to be its own
-        gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-        gone.wait()
-        pid_file.write_text(f"{gone.pid}\n{rest}")
+        for lock in (self.data / "postmaster.pid", self.socket_dir / f"{SOCKET_NAME}.lock"):
+            try:
+                pid, rest = lock.read_text().split("\n", 1)
+                os.kill(int(pid), 0)
+            except (OSError, ValueError):
+                continue  # no file, no such process, or one of another user, which Postgres knows not to be its own
+            if lock.parent == self.socket_dir and _is_postgres(int(pid)):
+                continue  # somebody else's server in a socket folder that two projects share: Postgres must refuse
+            gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+            gone.wait()
+            lock.write_text(f"{gone.pid}\n{rest}")
 
     def accepts_connections(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -451,6 +463,22 @@ def _installation(version: int) -> Path:
             "install it, or set PG_PIPELINE_DSN to your own Postgres."
         )
     return Path(spec.origin).parent / {16: "pginstall", 18: "pginstall18"}[version]
+
+
+def _is_postgres(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.name() == "postgres" and _is_alive(process)
+    except psutil.Error:
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie is not: where nobody reaps, as in a container, it stays for ever."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _socket_fits(folder: Path) -> bool:

@@ -1,0 +1,1 @@
+"""How bytes are turned into rows: session, readers, bad-file isolation. No Dagster."""
