@@ -1,0 +1,1 @@
+"""The protocol in Python: submit, lease, finish, barrier, dead letters, reaper, audit. No Dagster, no Spark."""

@@ -1,0 +1,47 @@
+"""Connections to Postgres, with errors that a person can act on."""
+
+from typing import Any
+
+import psycopg
+
+from pg_pipeline.errors import ConfigurationError, DatabaseUnreachable
+
+MINIMUM_VERSION = 16
+
+
+def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connection[Any]:
+    """Connect, and refuse a server that is too old before anything is asked of it."""
+    try:
+        settings = psycopg.conninfo.conninfo_to_dict(dsn)
+        settings.setdefault("connect_timeout", timeout)
+        settings.setdefault("application_name", "pg_pipeline")
+        conn = psycopg.connect("", **settings, **options)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(
+            f"The connection string is not valid ({_one_line(error)}): "
+            "set PG_PIPELINE_DSN to something like postgresql://user:password@host:5432/database."
+        ) from None
+    except psycopg.OperationalError as error:
+        raise DatabaseUnreachable(
+            f"Postgres cannot be reached at {_where(dsn)} ({_one_line(error)}): check PG_PIPELINE_DSN and the server."
+        ) from None
+    major = conn.info.server_version // 10000
+    if major < MINIMUM_VERSION:
+        conn.close()
+        raise ConfigurationError(
+            f"Postgres at {_where(dsn)} is version {major}, and pg_pipeline needs {MINIMUM_VERSION} or newer: "
+            "upgrade it, or unset PG_PIPELINE_DSN to use the embedded one."
+        )
+    return conn
+
+
+def _where(dsn: str) -> str:
+    """Host, port and database, never the password."""
+    settings = psycopg.conninfo.conninfo_to_dict(dsn)
+    host = settings.get("host") or settings.get("hostaddr") or "the local socket"
+    return f"{host}:{settings.get('port') or 5432}/{settings.get('dbname') or settings.get('user') or ''}"
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Postgres and Java for people who have neither. Touches the state folder and the process environment only."""

@@ -1,0 +1,133 @@
+"""Fixtures for every room: a database of one's own in milliseconds, one Spark session, real child processes."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pg_pipeline.coordination.migrations import migrate
+from pg_pipeline.embedded.java import ensure_java
+from pg_pipeline.embedded.server import EmbeddedServer
+from pg_pipeline_tests.helpers import ChildProcess
+
+POSTGRES_VERSION = int(os.environ.pop("PG_PIPELINE_TEST_POSTGRES", "18"))
+
+# Settings of the person who runs the tests must not leak into them.
+for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_")]:
+    del os.environ[_name]
+
+
+@pytest.fixture(scope="session")
+def session_dir() -> Iterator[Path]:
+    """A short, private folder for this run, away from the project's own state."""
+    folder = Path(tempfile.mkdtemp(prefix="pgp-"))
+    os.environ["PG_PIPELINE_STATE_DIR"] = str(folder / "state")
+    yield folder
+    del os.environ["PG_PIPELINE_STATE_DIR"]
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server(session_dir: Path) -> Iterator[EmbeddedServer]:
+    """One embedded server for the whole run."""
+    server = EmbeddedServer(session_dir / f"postgres{POSTGRES_VERSION}", version=POSTGRES_VERSION, linger=0)
+    server.attach()
+    yield server
+    server.detach()
+
+
+@pytest.fixture(scope="session")
+def new_database(server: EmbeddedServer) -> Iterator[Callable[..., str]]:
+    """Makes databases: `new_database()` is empty, `new_database(template=…)` a copy. All go at the end."""
+    made: list[str] = []
+
+    def make(template: str = "template0") -> str:
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        _administer(server, sql.SQL("create database {} template {}"), name, template)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        _administer(server, sql.SQL("drop database if exists {} with (force)"), name)
+
+
+@pytest.fixture(scope="session")
+def template(server: EmbeddedServer, new_database: Callable[..., str]) -> str:
+    """The name of a migrated database, which others are copied from; nobody connects to it."""
+    name = new_database()
+    migrate(server.dsn(name))
+    return name
+
+
+@pytest.fixture
+def dsn(server: EmbeddedServer, template: str, new_database: Callable[..., str]) -> Iterator[str]:
+    """A fresh, migrated database for this test alone."""
+    name = new_database(template)
+    yield server.dsn(name)
+    _administer(server, sql.SQL("drop database if exists {} with (force)"), name)
+
+
+@pytest.fixture
+def empty_dsn(server: EmbeddedServer, new_database: Callable[..., str]) -> Iterator[str]:
+    """A fresh database with nothing in it."""
+    name = new_database()
+    yield server.dsn(name)
+    _administer(server, sql.SQL("drop database if exists {} with (force)"), name)
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., ChildProcess]]:
+    """Starts real processes (see ChildProcess) and leaves none behind."""
+    started: list[ChildProcess] = []
+
+    def start(*arguments: Any, **options: Any) -> ChildProcess:
+        started.append(ChildProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def spark(session_dir: Path) -> Iterator[Any]:
+    """One Spark session for the whole run: starting one costs ten seconds and more."""
+    ensure_java()
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("pg_pipeline_tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        .config("spark.sql.sources.parallelPartitionDiscovery.threshold", "100000")
+        .config("spark.sql.catalogImplementation", "in-memory")
+        .config("spark.sql.warehouse.dir", str(session_dir / "warehouse"))
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+def _administer(server: EmbeddedServer, statement: sql.SQL, *names: str) -> None:
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+        connection.execute(statement.format(*(sql.Identifier(name) for name in names)))
