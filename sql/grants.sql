@@ -15,7 +15,7 @@ begin
     select * from (values
       ('pipeline_reader',    array['audit', 'explain', 'file_key']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
-                                      'add_files', 'seal', 'submit']),
+                                      'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
                                       'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',

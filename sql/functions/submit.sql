@@ -290,7 +290,7 @@ return jsonb_build_object(
           group by k) s),
   'left_out_examples', (
     select coalesce(jsonb_agg(e order by n), '[]')
-    from (select e, n from jsonb_array_elements(p_sum->'left_out_examples' || p_more->'left_out_examples') with ordinality x(e, n) where n <= 20) s)
+    from (select e, n from jsonb_array_elements((p_sum->'left_out_examples') || (p_more->'left_out_examples')) with ordinality x(e, n) where n <= 20) s)
 );
 
 -- Seals: no more files. With nothing remaining the callback is made here; with no batch at all
@@ -318,6 +318,13 @@ begin
   return v_execution.submission || jsonb_build_object('execution', v_execution.key, 'state', v_execution.state);
 end
 $$;
+
+-- The answer so far, of an execution that is still open.
+create or replace function pipeline.submission(p_execution text) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+return (select x.submission || jsonb_build_object('execution', x.key, 'state', x.state)
+        from pipeline._execution(p_execution) x);
 
 -- The whole submit in one call, for as many files as one statement carries.
 create or replace function pipeline.submit(
