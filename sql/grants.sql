@@ -13,7 +13,7 @@ declare
 begin
   for v_grant in
     select * from (values
-      ('pipeline_reader',    array['audit', 'explain', 'file_key']),
+      ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',

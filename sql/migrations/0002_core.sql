@@ -172,6 +172,7 @@ create table pipeline.attempt (
   result       jsonb
 );
 create index attempt_execution on pipeline.attempt (execution_id, batch, claimed_at);
+create index attempt_task on pipeline.attempt (task_id);
 create index attempt_recent on pipeline.attempt (queue, ended_at);
 
 -- Places that attempts wrote to, so that what never became visible can be discarded.
