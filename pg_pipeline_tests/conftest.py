@@ -26,7 +26,7 @@ for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and
     del os.environ[_name]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def session_dir() -> Iterator[Path]:
     """A short, private folder for this run, away from the project's own state."""
     folder = Path(tempfile.mkdtemp(prefix="pgp-"))

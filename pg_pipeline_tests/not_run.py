@@ -1,7 +1,7 @@
 """A test that did not run is never green in silence.
 
-A test marked `system("program")` whose program is missing is listed as NOT RUN; any other skip is a failure. Where
-PG_PIPELINE_TEST_ALL_OR_FAIL is set, as in `.ci/run`, NOT RUN is a failure too.
+A test marked `system("program", …)` whose program is missing is listed as NOT RUN ("root" stands for the right to be
+root); any other skip is a failure. Where PG_PIPELINE_TEST_ALL_OR_FAIL is set, as in `.ci/run`, NOT RUN is one too.
 """
 
 import os
@@ -15,7 +15,10 @@ NOT_RUN = "NOT RUN: "
 def _missing(item: pytest.Item) -> list[str]:
     programs = [program for mark in item.iter_markers("system") for program in mark.args]
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
-    return [program for program in programs if shutil.which(program, path=path) is None]
+    found = {program: shutil.which(program, path=path) is not None for program in programs}
+    if "root" in found:
+        found["root"] = os.geteuid() == 0
+    return [program for program in programs if not found[program]]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

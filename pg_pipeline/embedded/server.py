@@ -237,8 +237,13 @@ class EmbeddedServer:
             for name in ("pg_hba.conf", "pg_pipeline.conf"):
                 os.chown(fresh / name, account.uid, account.gid)
             fresh.rename(self.data)
-        except BaseException:
+        except BaseException as error:
             self._remove_half_made(fresh)
+            if isinstance(error, (DatabaseUnreachable, OSError)):
+                raise DatabaseUnreachable(
+                    f"The embedded database could not be made in {self.folder} ({error}): "
+                    "see to the reason, or set PG_PIPELINE_STATE_DIR to another folder."
+                ) from None
             raise
 
     def _remove_half_made(self, folder: Path) -> None:
