@@ -131,6 +131,7 @@ declare
   v_first     int;
   v_answer    jsonb;
   v_retaken   jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
+  v_keys      uuid[] := '{}';
 begin
   if cardinality(p_paths) is distinct from cardinality(p_versions)
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
@@ -149,7 +150,7 @@ begin
   perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
 
   if p_released then
-    v_retaken := pipeline._retake(v_execution, v_pipeline, p_paths, p_versions);
+    select r.answer, r.keys into v_retaken, v_keys from pipeline._retake(v_execution, v_pipeline, p_paths, p_versions) r;
   end if;
   select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = v_execution.id;
 
@@ -161,7 +162,7 @@ begin
     select a.*, k.execution_id as owner,
       case
         when row_number() over (partition by a.key order by a.n) > 1 then 'repeated'
-        when k.key is not null and k.execution_id = v_execution.id then 'retaken'
+        when a.key = any (v_keys) then 'retaken'
         when k.state = 'released' then 'released'
         when k.key is not null then 'known'
         when a.modified < v_pipeline.horizon then 'too_old'
@@ -226,14 +227,14 @@ return pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priori
 -- Takes released files over into this execution, in batches of their own.
 -- Caller: holds the execution's lock.
 create or replace function pipeline._retake(
-  p_execution pipeline.execution, p_pipeline pipeline.pipeline, p_paths text[], p_versions text[]
-) returns jsonb
+  p_execution pipeline.execution, p_pipeline pipeline.pipeline, p_paths text[], p_versions text[],
+  out answer jsonb, out keys uuid[]
+)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_first  int;
-  v_answer jsonb;
+  v_first int;
 begin
   select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = p_execution.id;
   with asked as materialized (
@@ -254,7 +255,7 @@ begin
       execution_id = p_execution.id, batch = v_first + c.c[1], ordinal = c.c[2] - 1,
       state = null, reason = null, detail = null
     from cut c where k.key = c.key
-    returning k.batch, k.size
+    returning k.key, k.batch, k.size
   ),
   made as (
     insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
@@ -270,8 +271,9 @@ begin
   )
   select jsonb_build_object('taken', (select count(*) from taken),
                             'bytes', (select coalesce(sum(size), 0) from taken),
-                            'batches', (select count(*) from enqueued)) into v_answer;
-  return v_answer;
+                            'batches', (select count(*) from enqueued)),
+         array(select t.key from taken t)
+  into answer, keys;
 end
 $$;
 
