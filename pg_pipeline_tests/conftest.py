@@ -17,7 +17,7 @@ from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.server import EmbeddedServer
 from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
-pytest_plugins = ["pg_pipeline_tests.not_run"]
+pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
 
 POSTGRES_VERSION = int(os.environ.get("PG_PIPELINE_TEST_POSTGRES", "18"))
 

@@ -135,7 +135,7 @@ def test_disk_full_before_the_database_is_made(child: Child, folder: Path) -> No
 
 @pytest.mark.system("root", "unshare", "mount")
 def test_a_full_disk_stops_a_start_and_harms_nothing(child: Child, folder: Path) -> None:
-    """A real file system of its own that is full when the server starts, and has room again afterwards."""
+    """A real file system, in a name space that goes with its processes, that is full when the server starts, and has room again afterwards."""
     script = """
         set -u
         mount -t tmpfs -o size=400m,mode=700 none "$1"
@@ -147,7 +147,6 @@ def test_a_full_disk_stops_a_start_and_harms_nothing(child: Child, folder: Path)
         rm "$1/filler"
         "$2" -m pg_pipeline migrate --check || exit 92
         sleep_until_stopped "$1"
-        umount "$1"
     """
     env = {"PG_PIPELINE_STATE_DIR": str(folder), "PG_PIPELINE_EMBEDDED_LINGER": "0"}
     process = child(command=("unshare", "--mount", "sh", "-c", script, "sh", str(folder), sys.executable), env=env)

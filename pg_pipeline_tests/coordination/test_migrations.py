@@ -167,6 +167,15 @@ def test_many_at_once_apply_each_file_once(empty_dsn: str, files: Path) -> None:
     assert sorted(name for result in results for name in result) == ["0001_one", "0002_two", "functions"]
 
 
+@pytest.mark.system("pgbouncer")
+def test_many_at_once_through_a_pooler_apply_each_file_once(
+    empty_dsn: str, files: Path, pooled: Callable[[str], str]
+) -> None:
+    """A lock of the session would be held by whichever connection the pooler lent."""
+    results = together([lambda: migrate(pooled(empty_dsn), files) for _ in range(8)])
+    assert sorted(name for result in results for name in result) == ["0001_one", "0002_two", "functions"]
+
+
 def test_many_databases_of_one_cluster_migrate_at_once(
     server: EmbeddedServer, new_database: Callable[..., str]
 ) -> None:
