@@ -135,7 +135,7 @@ def test_disk_full_before_the_database_is_made(child: Child, folder: Path) -> No
 
 @pytest.mark.system("root", "unshare", "mount")
 def test_a_full_disk_stops_a_start_and_harms_nothing(child: Child, folder: Path) -> None:
-    """A real file system, in a name space that goes with its processes, that is full when the server starts, and has room again afterwards."""
+    """A file system of its own, gone with its processes, that is full at the start and has room again afterwards."""
     script = """
         set -u
         mount -t tmpfs -o size=400m,mode=700 none "$1"

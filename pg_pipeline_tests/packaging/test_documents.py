@@ -1,9 +1,12 @@
 """What the documents say of the project is so."""
 
 import re
+import sys
+from collections.abc import Callable
 from configparser import ConfigParser
+from pathlib import Path
 
-from pg_pipeline_tests.helpers import PROJECT
+from pg_pipeline_tests.helpers import PROJECT, ChildProcess
 
 
 def names(text: str) -> list[str]:
@@ -26,7 +29,10 @@ def test_no_file_names_a_package_registry() -> None:
     assert not [path.name for path in PROJECT.glob("*.lock")]
 
 
-def test_the_workspace_loads_our_definitions() -> None:
-    text = (PROJECT / "workspace.yaml").read_text()
-    assert "module_name: pg_pipeline.definitions" in text
-    assert "working_directory: ." in text
+def test_the_workspace_loads_our_definitions(child: Callable[..., ChildProcess], tmp_path: Path) -> None:
+    """What `dagster dev` does in this folder, without the servers."""
+    dagster = Path(sys.executable).parent / "dagster"
+    command = (str(dagster), "definitions", "validate", "--workspace", "workspace.yaml")
+    validation = child(command=command, env={"DAGSTER_HOME": str(tmp_path)})
+    assert validation.wait() == 0, validation.stderr
+    assert "Validation successful for code location pg_pipeline.definitions" in validation.stderr
