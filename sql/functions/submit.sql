@@ -137,17 +137,16 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
-  select * into v_execution from pipeline.execution where key = p_execution for update;
-  if not found then
-    perform pipeline._execution(p_execution);
-  end if;
+  -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
+  select * into v_execution from pipeline._execution(p_execution);
+  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
+  select * into v_execution from pipeline.execution where id = v_execution.id for update;
   if v_execution.state <> 'open' then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s: files can be added only while it is open', p_execution, v_execution.state),
       hint = 'submit them with a new request key';
   end if;
   select * into v_pipeline from pipeline.pipeline where name = v_execution.pipeline;
-  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
 
   if p_released then
     select r.answer, r.keys into v_retaken, v_keys from pipeline._retake(v_execution, v_pipeline, p_paths, p_versions) r;
