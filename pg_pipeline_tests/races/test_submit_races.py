@@ -182,3 +182,19 @@ def test_b1_eight_sends_of_one_entry_store_it_once(db: Database) -> None:
             assert len({one.task_id for one in sent}) == 1
 
 
+def test_sends_for_new_tenants_in_opposite_order_don_t_deadlock(db: Database) -> None:
+    for number in range(ROUNDS):
+
+        def call(tag: str, tenants: list[int], number: int = number) -> Any:
+            return submission.send(
+                db,
+                "default",
+                [{"key": f"{tag}-{number}-{i:03}", "kind": "job", "tenant": f"t{number}-{t}"} for i, t in enumerate(tenants)],
+            )
+
+        answers = at_once(
+            lambda: call("up", list(range(40))),
+            lambda: call("down", list(range(40))[::-1]),
+            lambda: call("odd", list(itertools.chain(range(1, 40, 2), range(0, 40, 2)))),
+        )
+        assert not any(isinstance(a, Exception) for a in answers), answers
