@@ -198,3 +198,34 @@ def test_sends_for_new_tenants_in_opposite_order_don_t_deadlock(db: Database) ->
             lambda: call("odd", list(itertools.chain(range(1, 40, 2), range(0, 40, 2)))),
         )
         assert not any(isinstance(a, Exception) for a in answers), answers
+
+
+def test_finishes_for_new_tenants_in_opposite_order_don_t_deadlock(db: Database, session: Open) -> None:
+    """The first callback of a tenant needs a lane; two finishes must not make them crosswise."""
+    one, two = session().register(), session().register()
+    for number in range(ROUNDS):
+        a, b = f"a{number}", f"b{number}"
+        made = [
+            submission.submit(db, "orders", files(1, f"{t}{i}"), request_key=f"{t}{i}", tenant=t).execution
+            for i, t in enumerate([a, b, b, a])
+        ]
+        leases = {lease["execution"]: lease for lease in one.claim(4)}
+        answers = at_once(
+            lambda x=leases, m=made: one.finish(x[m[0]], x[m[2]]),
+            lambda x=leases, m=made: two.finish(x[m[1]], x[m[3]]),
+        )
+        assert not any(isinstance(answer, Exception) for answer in answers), answers
+        drain(one, db)
+        assert all(state(db, execution)["status"] == "finished" for execution in made)
+
+
+def test_the_first_callback_of_a_tenant_makes_no_other_finish_wait(db: Database, session: Open) -> None:
+    for key in ("one", "two"):
+        submission.submit(db, "orders", files(1, key), request_key=key, tenant="new")
+    one, two = session().register(), session().register()
+    (first,), (second,) = one.claim(), two.claim()
+    one.begin()
+    assert one.finish(first)[0]["callback"] is True
+    two.rows("set lock_timeout = '100 ms'")  # waiting at all is the failure
+    assert two.finish(second)[0]["callback"] is True
+    one.commit()

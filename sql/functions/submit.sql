@@ -188,7 +188,7 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(v_execution, v_pipeline.queue)), v_execution.id, v_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = v_pipeline.queue
     order by m.number
     returning 1
@@ -218,10 +218,19 @@ begin
 end
 $$;
 
+-- The lane of the execution's batches. Its callback's is made here too: made by the finish that needs
+-- it first, it would have other finishes wait, and crosswise.
 create or replace function pipeline._batch_lane(p_execution pipeline.execution, p_queue text) returns int
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
-return pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+as $$
+declare
+  v_id int := pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+begin
+  perform pipeline._lane(p_queue, p_execution.pipeline, 'callback', p_execution.priority, p_execution.tenant);
+  return v_id;
+end
+$$;
 
 -- Takes released files over into this execution, in batches of their own.
 -- Caller: holds the execution's lock.
@@ -263,7 +272,7 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(p_execution, p_pipeline.queue)), p_execution.id, p_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = p_pipeline.queue
     order by m.number
     returning 1
