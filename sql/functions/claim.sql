@@ -1,0 +1,246 @@
+-- Claim: one short transaction that waits for no task.
+set local role pg_pipeline_owner;
+
+-- Takes tasks back from workers that are gone and from runs past their deadline, some at a time.
+-- Such a task is a suspect: it runs alone next, and only an attempt that ran alone can use up its
+-- attempts by being lost. Returns how many were taken back or buried.
+create or replace function pg_pipeline._take_back(p_queue text, p_limit int) returns int
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_gone  uuid[] := pg_pipeline._gone_workers(p_queue);
+  v_now   timestamptz := clock_timestamp();
+  v_task  pg_pipeline.task;
+  v_why   text;
+  v_count int := 0;
+begin
+  for v_task in
+    select t.* from pg_pipeline.task t
+    where t.id in (
+        select o.id from pg_pipeline.worker w
+        cross join lateral (
+          select t2.id from pg_pipeline.task t2
+          where t2.worker = w.id and t2.token is not null
+            and (w.id = any (v_gone) or t2.run_deadline < v_now)
+          order by t2.run_deadline limit p_limit
+        ) o
+        where w.queue = p_queue
+      )
+      and t.token is not null and (t.worker = any (v_gone) or t.run_deadline < v_now)  -- still so under the lock
+    order by t.execution_id nulls first, t.id  -- burying locks executions: in order
+    limit p_limit for update of t skip locked
+  loop
+    v_count := v_count + 1;
+    v_why := case when v_task.worker = any (v_gone) then 'its worker is gone' else 'it ran past its maximum time' end;
+    if v_task.attempts >= v_task.max_attempts and v_task.suspect then
+      perform pg_pipeline._end_attempt(v_task, 'lost', null, v_why);
+      perform pg_pipeline._bury(v_task, 'attempts_exhausted', null,
+        format('attempt %s of %s ran alone and was lost: %s', v_task.attempts, v_task.max_attempts, v_why));
+    else
+      perform pg_pipeline._hand_back(v_task, 'lost', 0, false, null, v_why, null, true);
+    end if;
+  end loop;
+  return v_count;
+end
+$$;
+
+-- Of tasks that the caller has locked: removes what is over, buries what is malformed, returns the rest.
+create or replace function pg_pipeline._sift(p_ids bigint[]) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_task pg_pipeline.task;
+  v_bad  record;
+  v_good bigint[];
+begin
+  for v_bad in
+    select t as task, v.flaw
+    from unnest(p_ids) i join pg_pipeline.task t on t.id = i
+    join pg_pipeline.lane l on l.id = t.lane_id
+    left join pg_pipeline.execution x on x.id = t.execution_id
+    left join pg_pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
+    cross join lateral (select case
+      when l.kind not in ('batch', 'callback') then null
+      when x.id is null then format('its execution %s does not exist', coalesce(t.execution_id::text, '(none)'))
+      when t.generation is null or t.generation > x.generation then format('execution %s has no generation %s', x.key, coalesce(t.generation::text, '(none)'))
+      when t.generation < x.generation or x.state not in ('open', 'sealed') then 'over'
+      when l.pipeline <> x.pipeline then format('execution %s is of pipeline %s', x.key, x.pipeline)
+      when t.payload is not null and jsonb_typeof(t.payload) <> 'object' then 'its payload is not a json object'
+      when l.kind = 'callback' and x.callback_task is distinct from t.id then format('it is not the callback of execution %s', x.key)
+      when l.kind = 'batch' and b.number is null then format('execution %s has no batch %s', x.key, coalesce(t.batch::text, '(none)'))
+      when l.kind = 'batch' and b.state <> 'waiting' then format('batch %s of execution %s is %s already', b.number, x.key, b.state)
+    end as flaw) v
+    where v.flaw is not null
+    order by t.execution_id nulls first, t.id
+  loop
+    v_task := v_bad.task;
+    if v_bad.flaw = 'over' then
+      delete from pg_pipeline.task where id = v_task.id;
+    else
+      perform pg_pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
+    end if;
+    v_good := coalesce(v_good, p_ids);
+    v_good := array_remove(v_good, v_task.id);
+  end loop;
+  return coalesce(v_good, p_ids);
+end
+$$;
+
+-- Leases for a worker: priority first, then tenants in turn after p_after_tenant, then age.
+-- With p_execution only tasks of that execution, of p_kind and of p_batches, ready or backing off.
+-- p_claim_id is the caller's: asked again after a lost answer, the same leases come back.
+create or replace function pg_pipeline.claim(
+  p_worker uuid, p_claim_id uuid, p_limit int default 1, p_after_tenant text default '',
+  p_execution text default null, p_kind text default 'batch', p_batches int[] default null
+) returns table (
+  task_id bigint, token uuid, kind text, pipeline text, tenant text, priority smallint,
+  execution_id bigint, execution text, generation int, batch int, attempt int, alone boolean,
+  claimed_at timestamptz, run_deadline timestamptz, payload jsonb
+)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_worker   pg_pipeline.worker;
+  v_queue    pg_pipeline.queue;
+  v_now      timestamptz;
+  v_held     int;
+  v_alone    boolean := false;
+  v_ids      bigint[] := '{}';
+  v_limit    int := greatest(0, least(p_limit, 1000));
+begin
+  -- Key share: the row can't be pruned while this claim leases to it; beats pass.
+  select * into v_worker from pg_pipeline.worker where id = p_worker and stopped_at is null for key share;
+  if not found then
+    raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
+      hint = 'register a new worker; the id of an ended one is never reused';
+  end if;
+  -- A retry waits here until the first call, whose answer was lost, has ended.
+  perform pg_advisory_xact_lock(hashtextextended(p_claim_id::text, 2));
+  select * into v_queue from pg_pipeline.queue where name = v_worker.queue;
+
+  if not exists (select from pg_pipeline.task t where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id)
+     and v_queue.paused_at is null and v_limit > 0 then
+    perform pg_pipeline._take_back(v_queue.name, 100);
+    v_now := clock_timestamp();
+    select count(*), coalesce(bool_or(suspect), false) into v_held, v_alone
+    from pg_pipeline.task where worker = p_worker and token is not null;
+    if v_alone then
+      return;  -- it runs a suspect: alone means alone
+    end if;
+
+    if p_execution is not null then
+      v_ids := pg_pipeline._sift(array(
+        select t.id from pg_pipeline.task t
+        join pg_pipeline.lane l on l.id = t.lane_id
+        where t.execution_id = (select x.id from pg_pipeline.execution x where x.key = p_execution)
+          and l.kind = p_kind and (p_batches is null or t.batch = any (p_batches))
+          and t.token is null and l.queue = v_queue.name
+        order by t.batch, t.id limit v_limit for update of t skip locked
+      ));
+      v_alone := v_held = 0 and cardinality(v_ids) = 1
+        and exists (select from pg_pipeline.task where id = v_ids[1] and suspect);
+    else
+      if exists (select from pg_pipeline.task where token is null and suspect) then
+        select t.id into v_ids[1] from pg_pipeline.task t join pg_pipeline.lane l on l.id = t.lane_id
+        where t.token is null and t.suspect and l.queue = v_queue.name
+          and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
+          and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))
+          and (v_worker.kinds is null or l.kind = any (v_worker.kinds))
+        order by l.priority desc, t.ready_at, t.id limit 1 for update of t skip locked;
+        if found and v_held > 0 then
+          return;  -- a suspect has waited long: take nothing more, so that this worker comes to rest and can run it alone
+        elsif found then
+          v_ids := pg_pipeline._sift(v_ids);
+          v_alone := cardinality(v_ids) = 1;
+        else
+          v_ids := '{}';
+        end if;
+      end if;
+      if cardinality(v_ids) = 0 then
+        v_ids := pg_pipeline._pick(v_worker, v_queue.name, v_limit, p_after_tenant, v_now);
+      end if;
+    end if;
+
+    update pg_pipeline.task t set
+      token = pg_pipeline._new_token(), worker = p_worker, claim_id = p_claim_id,
+      claimed_at = v_now, run_deadline = v_now + v_queue.max_run,
+      attempts = attempts + 1, suspect = v_alone
+    where t.id = any (v_ids);
+  end if;
+
+  return query
+  select t.id, t.token, l.kind, l.pipeline, l.tenant, l.priority, t.execution_id, x.key, t.generation, t.batch,
+         t.attempts, t.suspect, t.claimed_at, t.run_deadline, t.payload
+  from pg_pipeline.task t
+  join pg_pipeline.lane l on l.id = t.lane_id
+  left join pg_pipeline.execution x on x.id = t.execution_id
+  where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id
+  order by l.priority desc, t.ready_at, t.id;
+end
+$$;
+
+-- Locks ready tasks, skipping what others hold: the highest priority first; within it each lane
+-- gets its share, tenants in turn, and what is left over goes to whoever has more.
+create or replace function pg_pipeline._pick(
+  p_worker pg_pipeline.worker, p_queue text, p_limit int, p_after_tenant text, p_now timestamptz
+) returns bigint[]
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_ids    bigint[] := '{}';
+  v_more   bigint[];
+  v_good   bigint[];
+  v_sifted boolean;
+  v_group  record;
+begin
+  for v_round in 1 .. 100 loop
+    v_sifted := false;
+    for v_group in
+      -- A loose index scan: one probe per lane that has ready tasks, however many tasks there are.
+      with recursive busy as (
+        (select lane_id from pg_pipeline.task where token is null and not suspect order by lane_id limit 1)
+        union all
+        select (select t.lane_id from pg_pipeline.task t
+                where t.token is null and not t.suspect and t.lane_id > b.lane_id order by t.lane_id limit 1)
+        from busy b where b.lane_id is not null
+      )
+      select l.priority, array_agg(l.id order by (l.kind = 'callback') desc, (l.tenant > p_after_tenant) desc, l.tenant, l.pipeline, l.kind) as lanes
+      from busy b join pg_pipeline.lane l on l.id = b.lane_id
+      where l.queue = p_queue
+        and (p_worker.pipelines is null or l.pipeline = any (p_worker.pipelines))
+        and (p_worker.kinds is null or l.kind = any (p_worker.kinds))
+      group by l.priority order by l.priority desc
+    loop
+      for v_turn in 1 .. case when cardinality(v_group.lanes) = 1 then 1 else 2 end loop
+        for i in 1 .. cardinality(v_group.lanes) loop
+          exit when cardinality(v_ids) >= p_limit;
+          v_more := array(
+            select t.id from pg_pipeline.task t
+            where t.lane_id = v_group.lanes[i] and t.token is null and not t.suspect and t.ready_at <= p_now
+              and (cardinality(v_ids) = 0 or t.id <> all (v_ids))
+            order by t.ready_at, t.id
+            limit case v_turn
+              when 1 then ceil((p_limit - cardinality(v_ids))::numeric / (cardinality(v_group.lanes) - i + 1))::int
+              else p_limit - cardinality(v_ids) end
+            for update skip locked
+          );
+          if cardinality(v_more) > 0 then
+            v_good := pg_pipeline._sift(v_more);
+            v_sifted := v_sifted or cardinality(v_good) < cardinality(v_more);
+            v_ids := v_ids || v_good;
+          end if;
+        end loop;
+      end loop;
+      exit when cardinality(v_ids) >= p_limit;
+    end loop;
+    -- Only tasks that were sifted out make another round worth it; they are gone now.
+    exit when cardinality(v_ids) >= p_limit or not v_sifted;
+  end loop;
+  return v_ids;
+end
+$$;

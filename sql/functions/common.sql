@@ -1,0 +1,89 @@
+-- Small parts the other files share. Names with a leading underscore are not doors.
+-- Error codes: PP001 lease lost, PP002 conflict, PP003 not found, PP004 invalid, PP005 wrong state, PP006 unknown worker.
+set local role pg_pipeline_owner;
+
+-- A fencing token: 48 bits of time, then random. Ordered by time, so that the history's index
+-- grows at one end; 74 random bits, so that nobody guesses or repeats one.
+create or replace function pg_pipeline._new_token() returns uuid
+language sql volatile parallel safe
+set search_path = pg_catalog, pg_temp
+return encode(
+  overlay(
+    uuid_send(gen_random_uuid())
+    placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+    from 1 for 6
+  ), 'hex')::uuid;
+
+-- The lane's id, made on first sight.
+create or replace function pg_pipeline._lane(
+  p_queue text, p_pipeline text, p_kind text, p_priority smallint, p_tenant text
+) returns int
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_id int;
+begin
+  loop
+    select id into v_id from pg_pipeline.lane
+    where queue = p_queue and pipeline = p_pipeline and kind = p_kind
+      and priority = p_priority and tenant = p_tenant;
+    exit when found;
+    insert into pg_pipeline.lane (queue, pipeline, kind, priority, tenant)
+    values (p_queue, p_pipeline, p_kind, p_priority, p_tenant)
+    on conflict do nothing
+    returning id into v_id;
+    exit when found;
+  end loop;
+  return v_id;
+end
+$$;
+
+-- Since when sessions can exist. A crash of one backend ends every session without a new
+-- postmaster; the unlogged table is empty after it, whatever the postmaster's start says.
+create or replace function pg_pipeline._server_ready() returns timestamptz
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_seen timestamptz;
+begin
+  select seen_at into v_seen from pg_pipeline.boot;
+  if not found then
+    insert into pg_pipeline.boot default values on conflict do nothing;
+    select seen_at into v_seen from pg_pipeline.boot;
+  end if;
+  return greatest(v_seen, pg_postmaster_start_time());
+end
+$$;
+
+-- Wakes waiting workers. A hint: Postgres sends equal ones of a transaction once.
+create or replace function pg_pipeline._wake(p_queue text) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+return pg_notify('pg_pipeline', p_queue);
+
+-- A text cut to a bound, so that no error message grows a row without end.
+create or replace function pg_pipeline._clip(p_text text, p_chars int default 20000) returns text
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+return case when length(p_text) <= p_chars then p_text
+            else left(p_text, p_chars - 20) || ' … (' || length(p_text) || ' chars)' end;
+
+-- The execution's row by its key, or PP003.
+create or replace function pg_pipeline._execution(p_key text) returns pg_pipeline.execution
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_execution pg_pipeline.execution;
+begin
+  select * into v_execution from pg_pipeline.execution where key = p_key;
+  if not found then
+    raise exception using errcode = 'PP003',
+      message = format('execution %s not found', p_key),
+      hint = 'list them with: select key from pg_pipeline.execution order by id desc limit 20';
+  end if;
+  return v_execution;
+end
+$$;

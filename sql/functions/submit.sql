@@ -1,0 +1,351 @@
+-- Submit: execution, files, batches, barrier and every batch task, in the caller's one transaction.
+set local role pg_pipeline_owner;
+
+-- The key of a file version in the ledger.
+create or replace function pg_pipeline.file_key(p_pipeline text, p_path text, p_version text) returns uuid
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+return encode(substring(sha256(
+  convert_to(p_pipeline, 'UTF8') || '\x00'::bytea || convert_to(p_path, 'UTF8') || '\x00'::bytea || convert_to(p_version, 'UTF8')
+) from 1 for 16), 'hex')::uuid;
+
+-- Greedy cut of files into batches: (number, files, bytes) of the batch that the next file joins.
+create or replace function pg_pipeline._cut_step(p_state bigint[], p_size bigint, p_files bigint, p_bytes bigint)
+returns bigint[]
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+return case
+  when p_state[2] >= p_files or (p_state[2] > 0 and p_state[3] + p_size > p_bytes)
+    then array[p_state[1] + 1, 1, p_size]
+  else array[p_state[1], p_state[2] + 1, p_state[3] + p_size]
+end;
+
+do $$
+begin
+  if to_regprocedure('pg_pipeline._cut(bigint, bigint, bigint)') is null then
+    create aggregate pg_pipeline._cut(bigint, bigint, bigint) (
+      sfunc = pg_pipeline._cut_step, stype = bigint[], initcond = '{0,0,0}'
+    );
+  end if;
+end
+$$;
+
+-- The stored answer to a request, or null. PP002 if the same key asked for something else.
+-- Called before anything is listed, so that asking twice costs one look-up.
+create or replace function pg_pipeline.find_submission(p_pipeline text, p_request_key text, p_fingerprint bytea)
+returns jsonb
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_execution pg_pipeline.execution;
+begin
+  select * into v_execution from pg_pipeline.execution
+  where pipeline = p_pipeline and request_key = p_request_key;
+  if not found then
+    return null;
+  end if;
+  if v_execution.fingerprint <> p_fingerprint then
+    raise exception using errcode = 'PP002',
+      message = format('request key %s of pipeline %s was used for another request (execution %s)',
+                       p_request_key, p_pipeline, v_execution.key),
+      hint = 'use a new request key, or ask for the same files with the same options';
+  end if;
+  return v_execution.submission || jsonb_build_object('execution', v_execution.key, 'state', v_execution.state);
+end
+$$;
+
+-- Opens an execution. Returns {"execution", "created"}; the same request gets the same one.
+create or replace function pg_pipeline.open_execution(
+  p_pipeline text, p_request_key text, p_fingerprint bytea,
+  p_tenant text default '', p_priority smallint default 0, p_deadline interval default null
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_pipeline pg_pipeline.pipeline;
+  v_id       bigint;
+  v_key      text;
+  v_found    jsonb;
+begin
+  select * into v_pipeline from pg_pipeline.pipeline where name = p_pipeline;
+  if not found then
+    raise exception using errcode = 'PP003', message = format('pipeline %s not found', p_pipeline),
+      hint = 'it is registered when its definitions load, or with pg_pipeline.register_pipeline';
+  end if;
+  v_found := pg_pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint);
+  if v_found is not null then
+    return v_found || '{"created": false}';
+  end if;
+  v_id := nextval(pg_get_serial_sequence('pg_pipeline.execution', 'id'));
+  v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), 4, '0');
+  insert into pg_pipeline.execution (id, key, pipeline, request_key, fingerprint, state, policy, tenant, priority, deadline, submission)
+  overriding system value
+  values (v_id, v_key, p_pipeline, p_request_key, p_fingerprint, 'open', v_pipeline.policy, p_tenant, p_priority,
+          now() + coalesce(p_deadline, v_pipeline.deadline),
+          '{"taken": 0, "bytes": 0, "batches": 0, "left_out": {}, "left_out_examples": []}')
+  on conflict (pipeline, request_key) do nothing;
+  if not found then  -- a racing submit with the same key has committed meanwhile
+    return pg_pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint) || '{"created": false}';
+  end if;
+  return jsonb_build_object('execution', v_key, 'state', 'open', 'created', true);
+end
+$$;
+
+-- What would be taken and left out, changing nothing.
+create or replace function pg_pipeline.preview_files(
+  p_pipeline text, p_paths text[], p_versions text[], p_modified timestamptz[] default null, p_released boolean default false
+) returns table (path text, version text, verdict text, owner text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+begin atomic
+  select f.path, f.version,
+    case
+      when k.key is null and f.modified < p.horizon then 'too_old'
+      when k.key is null then 'take'
+      when k.state = 'released' and p_released then 'take'
+      when k.state = 'released' then 'released'
+      else 'known'
+    end,
+    x.key
+  from unnest(p_paths, p_versions, p_modified) with ordinality f(path, version, modified, n)
+  join pg_pipeline.pipeline p on p.name = p_pipeline
+  left join pg_pipeline.file k on k.key = pg_pipeline.file_key(p_pipeline, f.path, f.version)
+  left join pg_pipeline.execution x on x.id = k.execution_id
+  order by f.n;
+end;
+
+-- A submission of several chunks holds the pipeline's ledger alone, from before its first chunk
+-- to its commit: keys are in order within a chunk only, and would deadlock across chunks.
+create or replace function pg_pipeline.lock_ledger(p_pipeline text) returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+return pg_advisory_xact_lock(hashtextextended('pg_pipeline.ledger.' || p_pipeline, 0));
+
+-- Adds files to an open execution: ledger rows in key order (racing submissions don't deadlock),
+-- batches cut by number and bytes, a task each, and the barrier, under the execution's lock.
+-- Files that another execution has are left out and counted; released ones are taken only when asked.
+create or replace function pg_pipeline.add_files(
+  p_execution text, p_paths text[], p_versions text[], p_sizes bigint[],
+  p_modified timestamptz[] default null, p_released boolean default false
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_execution pg_pipeline.execution;
+  v_pipeline  pg_pipeline.pipeline;
+  v_first     int;
+  v_answer    jsonb;
+  v_retaken   jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
+begin
+  if cardinality(p_paths) is distinct from cardinality(p_versions)
+     or cardinality(p_paths) is distinct from cardinality(p_sizes) then
+    raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
+  end if;
+  select * into v_execution from pg_pipeline.execution where key = p_execution for update;
+  if not found then
+    perform pg_pipeline._execution(p_execution);
+  end if;
+  if v_execution.state <> 'open' then
+    raise exception using errcode = 'PP005',
+      message = format('execution %s is %s: files can be added only while it is open', p_execution, v_execution.state),
+      hint = 'submit them with a new request key';
+  end if;
+  select * into v_pipeline from pg_pipeline.pipeline where name = v_execution.pipeline;
+  perform pg_advisory_xact_lock_shared(hashtextextended('pg_pipeline.ledger.' || v_execution.pipeline, 0));
+
+  if p_released then
+    v_retaken := pg_pipeline._retake(v_execution, v_pipeline, p_paths, p_versions);
+  end if;
+  select coalesce(max(number) + 1, 0) into v_first from pg_pipeline.batch where execution_id = v_execution.id;
+
+  with asked as materialized (
+    select pg_pipeline.file_key(v_execution.pipeline, f.path, f.version) as key, f.*
+    from unnest(p_paths, p_versions, p_sizes, p_modified) with ordinality f(path, version, size, modified, n)
+  ),
+  judged as materialized (
+    select a.*, k.execution_id as owner,
+      case
+        when row_number() over (partition by a.key order by a.n) > 1 then 'repeated'
+        when k.key is not null and k.execution_id = v_execution.id then 'retaken'
+        when k.state = 'released' then 'released'
+        when k.key is not null then 'known'
+        when a.modified < v_pipeline.horizon then 'too_old'
+        else 'take'
+      end as verdict
+    from asked a left join pg_pipeline.file k on k.key = a.key
+  ),
+  cut as (
+    select j.*, pg_pipeline._cut(j.size, v_pipeline.batch_files::bigint, v_pipeline.batch_bytes)
+                over (order by j.n rows between unbounded preceding and current row) as c
+    from judged j where verdict = 'take'
+  ),
+  taken as (
+    insert into pg_pipeline.file as f (key, execution_id, batch, ordinal, size, modified_at, path, version)
+    select key, v_execution.id, v_first + c[1], c[2] - 1, size, modified, path, version from cut order by key
+    on conflict do nothing  -- a racing submission took it and has committed
+    returning f.key, f.batch, f.size
+  ),
+  made as (
+    insert into pg_pipeline.batch as b (execution_id, number, generation, state, files, bytes)
+    select v_execution.id, t.batch, v_execution.generation, 'waiting', count(*), sum(t.size)
+    from taken t group by t.batch order by t.batch
+    returning b.number
+  ),
+  enqueued as (
+    insert into pg_pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
+    select pg_pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
+    from made m cross join pg_pipeline.queue q where q.name = v_pipeline.queue
+    order by m.number
+    returning 1
+  ),
+  left_out as materialized (
+    select j.n, j.path, j.owner, case j.verdict when 'take' then 'known' else j.verdict end as verdict
+    from judged j where verdict <> 'retaken' and (verdict <> 'take' or key not in (select key from taken))
+  )
+  select jsonb_build_object(
+    'taken', (select count(*) from taken),
+    'bytes', (select coalesce(sum(size), 0) from taken),
+    'batches', (select count(*) from enqueued),
+    'left_out', (select coalesce(jsonb_object_agg(verdict, c), '{}') from (select verdict, count(*) as c from left_out group by verdict) v),
+    'left_out_examples', (
+      select coalesce(jsonb_agg(jsonb_build_object('path', l.path, 'why', l.verdict, 'execution', x.key) order by l.n), '[]')
+      from (select * from left_out order by n limit 20) l left join pg_pipeline.execution x on x.id = l.owner)
+  ) into v_answer;
+
+  v_answer := v_answer || (select jsonb_object_agg(k, (v_answer->>k)::bigint + (v_retaken->>k)::bigint)
+                           from unnest(array['taken', 'bytes', 'batches']) k);
+  update pg_pipeline.execution x set
+    expected = expected + (v_answer->>'batches')::int,
+    submission = pg_pipeline._merge_answers(x.submission, v_answer)
+  where id = v_execution.id;
+  perform pg_pipeline._wake(v_pipeline.queue);
+  return v_answer || jsonb_build_object('execution', p_execution);
+end
+$$;
+
+create or replace function pg_pipeline._batch_lane(p_execution pg_pipeline.execution, p_queue text) returns int
+language sql volatile
+set search_path = pg_catalog, pg_temp
+return pg_pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+
+-- Takes released files over into this execution, in batches of their own.
+-- Caller: holds the execution's lock.
+create or replace function pg_pipeline._retake(
+  p_execution pg_pipeline.execution, p_pipeline pg_pipeline.pipeline, p_paths text[], p_versions text[]
+) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_first  int;
+  v_answer jsonb;
+begin
+  select coalesce(max(number) + 1, 0) into v_first from pg_pipeline.batch where execution_id = p_execution.id;
+  with asked as materialized (
+    select pg_pipeline.file_key(p_execution.pipeline, f.path, f.version) as key, min(f.n) as n
+    from unnest(p_paths, p_versions) with ordinality f(path, version, n) group by 1
+  ),
+  free as materialized (  -- in key order; what another submission retook meanwhile is no longer released
+    select k.key, a.n, k.size from asked a join pg_pipeline.file k using (key)
+    where k.state = 'released' order by k.key for update of k
+  ),
+  cut as (
+    select f.*, pg_pipeline._cut(f.size, p_pipeline.batch_files::bigint, p_pipeline.batch_bytes)
+                over (order by f.n rows between unbounded preceding and current row) as c
+    from free f
+  ),
+  taken as (
+    update pg_pipeline.file k set
+      execution_id = p_execution.id, batch = v_first + c.c[1], ordinal = c.c[2] - 1,
+      state = null, reason = null, detail = null
+    from cut c where k.key = c.key
+    returning k.batch, k.size
+  ),
+  made as (
+    insert into pg_pipeline.batch as b (execution_id, number, generation, state, files, bytes)
+    select p_execution.id, t.batch, p_execution.generation, 'waiting', count(*), sum(t.size) from taken t group by t.batch order by t.batch
+    returning b.number
+  ),
+  enqueued as (
+    insert into pg_pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
+    select pg_pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
+    from made m cross join pg_pipeline.queue q where q.name = p_pipeline.queue
+    order by m.number
+    returning 1
+  )
+  select jsonb_build_object('taken', (select count(*) from taken),
+                            'bytes', (select coalesce(sum(size), 0) from taken),
+                            'batches', (select count(*) from enqueued)) into v_answer;
+  return v_answer;
+end
+$$;
+
+-- Adds up the answers of several chunks; keeps the first twenty examples.
+create or replace function pg_pipeline._merge_answers(p_sum jsonb, p_more jsonb) returns jsonb
+language sql immutable
+set search_path = pg_catalog, pg_temp
+return jsonb_build_object(
+  'taken', (p_sum->>'taken')::bigint + (p_more->>'taken')::bigint,
+  'bytes', (p_sum->>'bytes')::bigint + (p_more->>'bytes')::bigint,
+  'batches', (p_sum->>'batches')::bigint + (p_more->>'batches')::bigint,
+  'left_out', (
+    select coalesce(jsonb_object_agg(k, c), '{}')
+    from (select k, sum(v::bigint) as c
+          from (select * from jsonb_each_text(p_sum->'left_out') union all select * from jsonb_each_text(p_more->'left_out')) e(k, v)
+          group by k) s),
+  'left_out_examples', (
+    select coalesce(jsonb_agg(e order by n), '[]')
+    from (select e, n from jsonb_array_elements(p_sum->'left_out_examples' || p_more->'left_out_examples') with ordinality x(e, n) where n <= 20) s)
+);
+
+-- Seals: no more files. With nothing remaining the callback is made here; with no batch at all
+-- there is nothing to aggregate and the execution ends at once, without a callback.
+create or replace function pg_pipeline.seal(p_execution text) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_execution pg_pipeline.execution;
+begin
+  select * into v_execution from pg_pipeline.execution where key = p_execution for update;
+  if not found then
+    perform pg_pipeline._execution(p_execution);
+  end if;
+  if v_execution.state = 'open' then
+    update pg_pipeline.execution set state = 'sealed', sealed_at = clock_timestamp()
+    where id = v_execution.id;
+    perform pg_pipeline._barrier_reached(v_execution.id);
+    select * into v_execution from pg_pipeline.execution where id = v_execution.id;
+  elsif v_execution.state in ('cancelled', 'aborted', 'expired') then
+    raise exception using errcode = 'PP005',
+      message = format('execution %s is %s and can no longer be sealed', p_execution, v_execution.state);
+  end if;
+  return v_execution.submission || jsonb_build_object('execution', v_execution.key, 'state', v_execution.state);
+end
+$$;
+
+-- The whole submit in one call, for as many files as one statement carries.
+create or replace function pg_pipeline.submit(
+  p_pipeline text, p_request_key text, p_paths text[], p_versions text[], p_sizes bigint[],
+  p_fingerprint bytea default null, p_tenant text default '', p_priority smallint default 0,
+  p_released boolean default false
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_fingerprint bytea := coalesce(p_fingerprint, sha256(convert_to(
+    jsonb_build_array(p_paths, p_versions, p_sizes, p_tenant, p_priority, p_released)::text, 'UTF8')));
+  v_opened jsonb;
+begin
+  v_opened := pg_pipeline.open_execution(p_pipeline, p_request_key, v_fingerprint, p_tenant, p_priority);
+  if (v_opened->>'created')::boolean then
+    perform pg_pipeline.add_files(v_opened->>'execution', p_paths, p_versions, p_sizes, null, p_released);
+    return pg_pipeline.seal(v_opened->>'execution') || '{"created": true}';
+  end if;
+  return v_opened;
+end
+$$;
