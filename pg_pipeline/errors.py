@@ -19,3 +19,27 @@ class MigrationError(PgPipelineError):
 
 class JavaNotFound(PgPipelineError):
     """There is no Java that Spark can run on."""
+
+
+class LeaseLost(PgPipelineError):
+    """The task went to another worker, or its execution ended: nothing of this attempt became visible."""
+
+
+class SubmissionConflict(PgPipelineError):
+    """A key was used before for something else; nothing was overwritten."""
+
+
+class NotFound(PgPipelineError):
+    """There is no such thing, or it is no longer waiting."""
+
+
+class InvalidInput(PgPipelineError):
+    """What was handed in is refused; nothing was stored."""
+
+
+class WrongState(PgPipelineError):
+    """The thing exists, but this can't be done to it now."""
+
+
+class WorkerUnknown(PgPipelineError):
+    """The worker was never registered, has stopped, or was pruned; its leases are lost."""

@@ -49,9 +49,13 @@ class Settings(BaseSettings):
         description="Seconds to wait for a connection to Postgres.",
     )
     heartbeat_interval: float = Field(
-        default=5.0,
+        default=0.5,
         gt=0,
-        description="Seconds between two heartbeats of a worker.",
+        description="Seconds between two heartbeats of a worker; well below the queue's grace and lease.",
+    )
+    pooled: bool = Field(
+        default=False,
+        description="The DSN leads through a transaction pooler (PgBouncer): lease time alone tells who is gone.",
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pg_pipeline.errors import ConfigurationError, DatabaseUnreachable
 
@@ -12,10 +13,8 @@ MINIMUM_VERSION = 16
 def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connection[Any]:
     """Connect, and refuse a server that is too old before anything is asked of it."""
     try:
-        settings = psycopg.conninfo.conninfo_to_dict(dsn)
-        settings.setdefault("connect_timeout", timeout)
-        settings.setdefault("application_name", "pg_pipeline")
-        conn = psycopg.connect("", **settings, **options)
+        settings = {"connect_timeout": timeout, "application_name": "pg_pipeline", **conninfo_to_dict(dsn)}
+        conn = psycopg.connect(make_conninfo("", **settings), **options)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(
             f"The connection string is not valid ({_one_line(error)}): "
@@ -37,7 +36,7 @@ def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connectio
 
 def _where(dsn: str) -> str:
     """Host, port and database, never the password."""
-    settings = psycopg.conninfo.conninfo_to_dict(dsn)
+    settings = conninfo_to_dict(dsn)
     host = settings.get("host") or settings.get("hostaddr") or "the local socket"
     return f"{host}:{settings.get('port') or 5432}/{settings.get('dbname') or settings.get('user') or ''}"
 

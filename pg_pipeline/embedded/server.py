@@ -168,8 +168,9 @@ class EmbeddedServer:
         beside = self.folder / "socket"
         if _socket_fits(beside):
             return beside
+        # A fixed name, whatever TMPDIR says, so that every process finds it; its owner is checked before use.
         digest = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12]
-        return Path("/tmp") / f"pg_pipeline-{os.geteuid()}-{digest}"
+        return Path("/tmp") / f"pg_pipeline-{os.geteuid()}-{digest}"  # noqa: S108
 
     def _make_socket_dir(self, account: Account) -> None:
         try:
@@ -243,7 +244,7 @@ class EmbeddedServer:
     def _open_to(self, account: Account) -> None:
         binaries = _installation(self.version)
         let_pass(account, binaries)
-        let_read(account, binaries)
+        let_read(binaries)
         let_pass(account, self.data)
         let_pass(account, self.socket_dir)
 

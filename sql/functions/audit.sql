@@ -1,27 +1,27 @@
 -- Audit: violations of P1 to P5, from the tables alone, in one statement and so of one moment.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
-create or replace function pg_pipeline.audit(p_execution text default null)
+create or replace function pipeline.audit(p_execution text default null)
 returns table (promise text, execution text, subject text, violation text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   with x as (
-    select e.*, e.state in ('open', 'sealed') as live from pg_pipeline.execution e
+    select e.*, e.state in ('open', 'sealed') as live from pipeline.execution e
     where p_execution is null or e.key = p_execution
   ),
-  b as (select b.*, x.key as execution, x.live, x.policy from x join pg_pipeline.batch b on b.execution_id = x.id),
+  b as (select b.*, x.key as execution, x.live, x.policy from x join pipeline.batch b on b.execution_id = x.id),
   f as (
     select f.execution_id, f.batch, count(*) as files,
            count(*) filter (where f.state = 'released') as released,
            count(*) filter (where f.state = 'quarantined') as quarantined
-    from pg_pipeline.file f
+    from pipeline.file f
     where p_execution is null or f.execution_id in (select id from x)
     group by f.execution_id, f.batch
   ),
-  t as (select t.*, l.kind from pg_pipeline.task t join pg_pipeline.lane l on l.id = t.lane_id),
+  t as (select t.*, l.kind from pipeline.task t join pipeline.lane l on l.id = t.lane_id),
   a as (
-    select a.execution_id, a.generation, a.batch, a.kind, count(*) as commits from pg_pipeline.attempt a
+    select a.execution_id, a.generation, a.batch, a.kind, count(*) as commits from pipeline.attempt a
     where a.outcome = 'committed' and (p_execution is null or a.execution_id in (select id from x))
     group by 1, 2, 3, 4
   ),
@@ -33,7 +33,7 @@ begin atomic
   )
   -- P1: every file is in exactly one place
   select 'P1', null::text, 'file ' || f.path, 'belongs to execution ' || f.execution_id || ', which does not exist'
-  from pg_pipeline.file f where p_execution is null and not exists (select from pg_pipeline.execution e where e.id = f.execution_id)
+  from pipeline.file f where p_execution is null and not exists (select from pipeline.execution e where e.id = f.execution_id)
   union all
   select 'P1', x.key, 'batch ' || f.batch, f.files || ' files in the ledger, but no batch'
   from f join x on x.id = f.execution_id
@@ -61,7 +61,7 @@ begin atomic
   union all
   select 'P1', b.execution, 'batch ' || b.number, 'is dead, but no dead letter waits for it'
   from b where b.state = 'dead' and b.live and not exists (
-    select from pg_pipeline.dead_letter d
+    select from pipeline.dead_letter d
     where d.execution_id = b.execution_id and d.batch = b.number and d.generation = b.generation and d.resolution is null)
   union all
   select 'P1', b.execution, 'batch ' || b.number, 'is ' || b.state || ' in an ended execution'
@@ -73,20 +73,20 @@ begin atomic
   from a join x on x.id = a.execution_id where a.kind = 'batch' and a.commits > 1
   union all
   select 'P2', b.execution, 'batch ' || b.number, 'shows attempt ' || b.token || ', which was ' || p.outcome
-  from b join pg_pipeline.attempt p on p.token = b.token where p.outcome <> 'committed'
+  from b join pipeline.attempt p on p.token = b.token where p.outcome <> 'committed'
   union all
   select 'P2', x.key, 'file ' || f.path, 'is in the ledger under another key than its own'
-  from x join pg_pipeline.file f on f.execution_id = x.id
-  where f.key <> pg_pipeline.file_key(x.pipeline, f.path, f.version)
+  from x join pipeline.file f on f.execution_id = x.id
+  where f.key <> pipeline.file_key(x.pipeline, f.path, f.version)
   union all
   -- P3: only the holder of the current token
   select 'P3', x.key, 'task ' || t.id, 'is leased to worker ' || t.worker || ', which has no row'
   from t left join x on x.id = t.execution_id
   where t.token is not null and (p_execution is null or x.id is not null)
-    and not exists (select from pg_pipeline.worker w where w.id = t.worker)
+    and not exists (select from pipeline.worker w where w.id = t.worker)
   union all
   select 'P3', x.key, 'task ' || t.id, 'is leased with the token of an ended attempt'
-  from t join pg_pipeline.attempt p on p.token = t.token left join x on x.id = t.execution_id
+  from t join pipeline.attempt p on p.token = t.token left join x on x.id = t.execution_id
   where p_execution is null or x.id is not null
   union all
   -- P4: the barrier is exact
@@ -105,7 +105,7 @@ begin atomic
   select 'P4', x.key, 'callback', 'is in ' || n.places || ' places'
   from x cross join lateral (
     select (select count(*) from t where t.id = x.callback_task)
-         + (select count(*) from pg_pipeline.dead_letter d where d.task_id = x.callback_task and d.resolution is null) as places) n
+         + (select count(*) from pipeline.dead_letter d where d.task_id = x.callback_task and d.resolution is null) as places) n
   where x.live and x.callback_generation = x.generation and n.places <> 1
   union all
   select 'P4', x.key, 'callback', (count(*)) || ' callback tasks of one generation'
@@ -121,5 +121,5 @@ begin atomic
   union all
   select 'P5', x.key, 'outbox', 'the execution ' || case x.state when 'finished' then 'finished' else 'was ' || x.state end || ' and nobody is told'
   from x where not x.live and x.ended_at > now() - '29 days'::interval
-    and not exists (select from pg_pipeline.outbox o where o.execution_id = x.id and o.generation = x.generation and o.event = x.state);
+    and not exists (select from pipeline.outbox o where o.execution_id = x.id and o.generation = x.generation and o.event = x.state);
 end;

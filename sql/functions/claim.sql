@@ -1,26 +1,26 @@
 -- Claim: one short transaction that waits for no task.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- Takes tasks back from workers that are gone and from runs past their deadline, some at a time.
 -- Such a task is a suspect: it runs alone next, and only an attempt that ran alone can use up its
 -- attempts by being lost. Returns how many were taken back or buried.
-create or replace function pg_pipeline._take_back(p_queue text, p_limit int) returns int
+create or replace function pipeline._take_back(p_queue text, p_limit int) returns int
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_gone  uuid[] := pg_pipeline._gone_workers(p_queue);
+  v_gone  uuid[] := pipeline._gone_workers(p_queue);
   v_now   timestamptz := clock_timestamp();
-  v_task  pg_pipeline.task;
+  v_task  pipeline.task;
   v_why   text;
   v_count int := 0;
 begin
   for v_task in
-    select t.* from pg_pipeline.task t
+    select t.* from pipeline.task t
     where t.id in (
-        select o.id from pg_pipeline.worker w
+        select o.id from pipeline.worker w
         cross join lateral (
-          select t2.id from pg_pipeline.task t2
+          select t2.id from pipeline.task t2
           where t2.worker = w.id and t2.token is not null
             and (w.id = any (v_gone) or t2.run_deadline < v_now)
           order by t2.run_deadline limit p_limit
@@ -34,11 +34,11 @@ begin
     v_count := v_count + 1;
     v_why := case when v_task.worker = any (v_gone) then 'its worker is gone' else 'it ran past its maximum time' end;
     if v_task.attempts >= v_task.max_attempts and v_task.suspect then
-      perform pg_pipeline._end_attempt(v_task, 'lost', null, v_why);
-      perform pg_pipeline._bury(v_task, 'attempts_exhausted', null,
+      perform pipeline._end_attempt(v_task, 'lost', null, v_why);
+      perform pipeline._bury(v_task, 'attempts_exhausted', null,
         format('attempt %s of %s ran alone and was lost: %s', v_task.attempts, v_task.max_attempts, v_why));
     else
-      perform pg_pipeline._hand_back(v_task, 'lost', 0, false, null, v_why, null, true);
+      perform pipeline._hand_back(v_task, 'lost', 0, false, null, v_why, null, true);
     end if;
   end loop;
   return v_count;
@@ -46,21 +46,21 @@ end
 $$;
 
 -- Of tasks that the caller has locked: removes what is over, buries what is malformed, returns the rest.
-create or replace function pg_pipeline._sift(p_ids bigint[]) returns bigint[]
+create or replace function pipeline._sift(p_ids bigint[]) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_task pg_pipeline.task;
+  v_task pipeline.task;
   v_bad  record;
   v_good bigint[];
 begin
   for v_bad in
     select t as task, v.flaw
-    from unnest(p_ids) i join pg_pipeline.task t on t.id = i
-    join pg_pipeline.lane l on l.id = t.lane_id
-    left join pg_pipeline.execution x on x.id = t.execution_id
-    left join pg_pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
+    from unnest(p_ids) i join pipeline.task t on t.id = i
+    join pipeline.lane l on l.id = t.lane_id
+    left join pipeline.execution x on x.id = t.execution_id
+    left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
     cross join lateral (select case
       when l.kind not in ('batch', 'callback') then null
       when x.id is null then format('its execution %s does not exist', coalesce(t.execution_id::text, '(none)'))
@@ -77,9 +77,9 @@ begin
   loop
     v_task := v_bad.task;
     if v_bad.flaw = 'over' then
-      delete from pg_pipeline.task where id = v_task.id;
+      delete from pipeline.task where id = v_task.id;
     else
-      perform pg_pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
+      perform pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
     end if;
     v_good := coalesce(v_good, p_ids);
     v_good := array_remove(v_good, v_task.id);
@@ -91,7 +91,7 @@ $$;
 -- Leases for a worker: priority first, then tenants in turn after p_after_tenant, then age.
 -- With p_execution only tasks of that execution, of p_kind and of p_batches, ready or backing off.
 -- p_claim_id is the caller's: asked again after a lost answer, the same leases come back.
-create or replace function pg_pipeline.claim(
+create or replace function pipeline.claim(
   p_worker uuid, p_claim_id uuid, p_limit int default 1, p_after_tenant text default '',
   p_execution text default null, p_kind text default 'batch', p_batches int[] default null
 ) returns table (
@@ -104,8 +104,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_worker   pg_pipeline.worker;
-  v_queue    pg_pipeline.queue;
+  v_worker   pipeline.worker;
+  v_queue    pipeline.queue;
   v_now      timestamptz;
   v_held     int;
   v_alone    boolean := false;
@@ -113,39 +113,39 @@ declare
   v_limit    int := greatest(0, least(p_limit, 1000));
 begin
   -- Key share: the row can't be pruned while this claim leases to it; beats pass.
-  select * into v_worker from pg_pipeline.worker where id = p_worker and stopped_at is null for key share;
+  select * into v_worker from pipeline.worker where id = p_worker and stopped_at is null for key share;
   if not found then
     raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
       hint = 'register a new worker; the id of an ended one is never reused';
   end if;
   -- A retry waits here until the first call, whose answer was lost, has ended.
   perform pg_advisory_xact_lock(hashtextextended(p_claim_id::text, 2));
-  select * into v_queue from pg_pipeline.queue where name = v_worker.queue;
+  select * into v_queue from pipeline.queue where name = v_worker.queue;
 
-  if not exists (select from pg_pipeline.task t where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id)
+  if not exists (select from pipeline.task t where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id)
      and v_queue.paused_at is null and v_limit > 0 then
-    perform pg_pipeline._take_back(v_queue.name, 100);
+    perform pipeline._take_back(v_queue.name, 100);
     v_now := clock_timestamp();
     select count(*), coalesce(bool_or(suspect), false) into v_held, v_alone
-    from pg_pipeline.task where worker = p_worker and token is not null;
+    from pipeline.task where worker = p_worker and token is not null;
     if v_alone then
       return;  -- it runs a suspect: alone means alone
     end if;
 
     if p_execution is not null then
-      v_ids := pg_pipeline._sift(array(
-        select t.id from pg_pipeline.task t
-        join pg_pipeline.lane l on l.id = t.lane_id
-        where t.execution_id = (select x.id from pg_pipeline.execution x where x.key = p_execution)
+      v_ids := pipeline._sift(array(
+        select t.id from pipeline.task t
+        join pipeline.lane l on l.id = t.lane_id
+        where t.execution_id = (select x.id from pipeline.execution x where x.key = p_execution)
           and l.kind = p_kind and (p_batches is null or t.batch = any (p_batches))
           and t.token is null and l.queue = v_queue.name
         order by t.batch, t.id limit v_limit for update of t skip locked
       ));
       v_alone := v_held = 0 and cardinality(v_ids) = 1
-        and exists (select from pg_pipeline.task where id = v_ids[1] and suspect);
+        and exists (select from pipeline.task where id = v_ids[1] and suspect);
     else
-      if exists (select from pg_pipeline.task where token is null and suspect) then
-        select t.id into v_ids[1] from pg_pipeline.task t join pg_pipeline.lane l on l.id = t.lane_id
+      if exists (select from pipeline.task where token is null and suspect) then
+        select t.id into v_ids[1] from pipeline.task t join pipeline.lane l on l.id = t.lane_id
         where t.token is null and t.suspect and l.queue = v_queue.name
           and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
           and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))
@@ -154,19 +154,19 @@ begin
         if found and v_held > 0 then
           return;  -- a suspect has waited long: take nothing more, so that this worker comes to rest and can run it alone
         elsif found then
-          v_ids := pg_pipeline._sift(v_ids);
+          v_ids := pipeline._sift(v_ids);
           v_alone := cardinality(v_ids) = 1;
         else
           v_ids := '{}';
         end if;
       end if;
       if cardinality(v_ids) = 0 then
-        v_ids := pg_pipeline._pick(v_worker, v_queue.name, v_limit, p_after_tenant, v_now);
+        v_ids := pipeline._pick(v_worker, v_queue.name, v_limit, p_after_tenant, v_now);
       end if;
     end if;
 
-    update pg_pipeline.task t set
-      token = pg_pipeline._new_token(), worker = p_worker, claim_id = p_claim_id,
+    update pipeline.task t set
+      token = pipeline._new_token(), worker = p_worker, claim_id = p_claim_id,
       claimed_at = v_now, run_deadline = v_now + v_queue.max_run,
       attempts = attempts + 1, suspect = v_alone
     where t.id = any (v_ids);
@@ -175,9 +175,9 @@ begin
   return query
   select t.id, t.token, l.kind, l.pipeline, l.tenant, l.priority, t.execution_id, x.key, t.generation, t.batch,
          t.attempts, t.suspect, t.claimed_at, t.run_deadline, t.payload
-  from pg_pipeline.task t
-  join pg_pipeline.lane l on l.id = t.lane_id
-  left join pg_pipeline.execution x on x.id = t.execution_id
+  from pipeline.task t
+  join pipeline.lane l on l.id = t.lane_id
+  left join pipeline.execution x on x.id = t.execution_id
   where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id
   order by l.priority desc, t.ready_at, t.id;
 end
@@ -185,8 +185,8 @@ $$;
 
 -- Locks ready tasks, skipping what others hold: the highest priority first; within it each lane
 -- gets its share, tenants in turn, and what is left over goes to whoever has more.
-create or replace function pg_pipeline._pick(
-  p_worker pg_pipeline.worker, p_queue text, p_limit int, p_after_tenant text, p_now timestamptz
+create or replace function pipeline._pick(
+  p_worker pipeline.worker, p_queue text, p_limit int, p_after_tenant text, p_now timestamptz
 ) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -203,14 +203,14 @@ begin
     for v_group in
       -- A loose index scan: one probe per lane that has ready tasks, however many tasks there are.
       with recursive busy as (
-        (select lane_id from pg_pipeline.task where token is null and not suspect order by lane_id limit 1)
+        (select lane_id from pipeline.task where token is null and not suspect order by lane_id limit 1)
         union all
-        select (select t.lane_id from pg_pipeline.task t
+        select (select t.lane_id from pipeline.task t
                 where t.token is null and not t.suspect and t.lane_id > b.lane_id order by t.lane_id limit 1)
         from busy b where b.lane_id is not null
       )
       select l.priority, array_agg(l.id order by (l.kind = 'callback') desc, (l.tenant > p_after_tenant) desc, l.tenant, l.pipeline, l.kind) as lanes
-      from busy b join pg_pipeline.lane l on l.id = b.lane_id
+      from busy b join pipeline.lane l on l.id = b.lane_id
       where l.queue = p_queue
         and (p_worker.pipelines is null or l.pipeline = any (p_worker.pipelines))
         and (p_worker.kinds is null or l.kind = any (p_worker.kinds))
@@ -220,7 +220,7 @@ begin
         for i in 1 .. cardinality(v_group.lanes) loop
           exit when cardinality(v_ids) >= p_limit;
           v_more := array(
-            select t.id from pg_pipeline.task t
+            select t.id from pipeline.task t
             where t.lane_id = v_group.lanes[i] and t.token is null and not t.suspect and t.ready_at <= p_now
               and (cardinality(v_ids) = 0 or t.id <> all (v_ids))
             order by t.ready_at, t.id
@@ -230,7 +230,7 @@ begin
             for update skip locked
           );
           if cardinality(v_more) > 0 then
-            v_good := pg_pipeline._sift(v_more);
+            v_good := pipeline._sift(v_more);
             v_sifted := v_sifted or cardinality(v_good) < cardinality(v_more);
             v_ids := v_ids || v_good;
           end if;

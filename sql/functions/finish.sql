@@ -1,31 +1,31 @@
 -- Finish, fail, release: fenced by the token, in one transaction with what they make durable.
 -- A stale token changes nothing but the history, where its attempt becomes "fenced".
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- Locks the tasks whose tokens are current, by id, and returns them. What a finish publishes in
 -- its own transaction, it publishes under these locks: nobody can take the lease meanwhile.
-create or replace function pg_pipeline.lock_leases(p_tasks bigint[], p_tokens uuid[]) returns setof bigint
+create or replace function pipeline.lock_leases(p_tasks bigint[], p_tokens uuid[]) returns setof bigint
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   select t.id from unnest(p_tasks, p_tokens) g(task, token)
-  join pg_pipeline.task t on t.id = g.task and t.token = g.token
+  join pipeline.task t on t.id = g.task and t.token = g.token
   order by t.id for update of t;
 end;
 
 -- The answer to a token that holds no lease: what its attempt came to, and the stored result.
 -- A lost one that comes back is a zombie: remembered as fenced.
-create or replace function pg_pipeline._past(p_token uuid) returns table (outcome text, result jsonb)
+create or replace function pipeline._past(p_token uuid) returns table (outcome text, result jsonb)
 language sql volatile
 set search_path = pg_catalog, pg_temp
 begin atomic
-  update pg_pipeline.attempt set outcome = 'fenced' where token = p_token and outcome = 'lost';
+  update pipeline.attempt set outcome = 'fenced' where token = p_token and outcome = 'lost';
   select case a.outcome when 'fenced' then 'lost' else a.outcome end,
-         coalesce(a.result, (select b.result from pg_pipeline.batch b
+         coalesce(a.result, (select b.result from pipeline.batch b
                              where b.execution_id = a.execution_id and b.number = a.batch and b.token = a.token))
-  from pg_pipeline.attempt a where a.token = p_token
+  from pipeline.attempt a where a.token = p_token
   union all
-  select 'lost', null where not exists (select from pg_pipeline.attempt where token = p_token);
+  select 'lost', null where not exists (select from pipeline.attempt where token = p_token);
 end;
 
 -- Settles any number of leases: history, batch results, file states, barrier, callback and ack.
@@ -34,7 +34,7 @@ end;
 -- A batch's result: {"rows_in", "rows_out", "rows_rescued", "files": {"rows_in": […], "rows_out": […],
 -- "rows_rescued": […]} in order of ordinal, "quarantined": [{"ordinal", "reason", "detail"}], "metadata"}.
 -- A callback's: {"summary", "outbox": [{"event", "destination", "payload"}]}.
-create or replace function pg_pipeline.finish(p_tasks bigint[], p_tokens uuid[], p_results jsonb[])
+create or replace function pipeline.finish(p_tasks bigint[], p_tokens uuid[], p_results jsonb[])
 returns table (task_id bigint, token uuid, outcome text, result jsonb, callback boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -51,19 +51,19 @@ begin
   if cardinality(p_tasks) is distinct from cardinality(p_tokens) or cardinality(p_tasks) is distinct from cardinality(p_results) then
     raise exception using errcode = 'PP004', message = 'tasks, tokens and results must have the same length';
   end if;
-  v_live := array(select pg_pipeline.lock_leases(p_tasks, p_tokens));
+  v_live := array(select pipeline.lock_leases(p_tasks, p_tokens));
 
   -- The shared rows, last and briefly. Batches and files come after their execution in the lock
   -- order: a cancel that holds the execution goes on to them.
   v_executions := array(
-    select x.id from pg_pipeline.execution x
-    where x.id in (select t.execution_id from pg_pipeline.task t where t.id = any (v_live))
+    select x.id from pipeline.execution x
+    where x.id in (select t.execution_id from pipeline.task t where t.id = any (v_live))
     order by x.id for update
   );
   select jsonb_agg(t.token) into v_ended
-  from pg_pipeline.task t join pg_pipeline.lane l on l.id = t.lane_id
-  left join pg_pipeline.execution x on x.id = t.execution_id
-  left join pg_pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
+  from pipeline.task t join pipeline.lane l on l.id = t.lane_id
+  left join pipeline.execution x on x.id = t.execution_id
+  left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
   where t.id = any (v_live) and l.kind in ('batch', 'callback')
     and (x.state in ('open', 'sealed') and x.generation = t.generation
          and (l.kind = 'callback' or b.state = 'waiting')) is not true;
@@ -80,14 +80,14 @@ begin
       when exists (select from jsonb_each(r.result->'files') f where jsonb_array_length(f.value) <> b.files)
         then format('batch %s has %s files: its result must account for each of them', b.number, b.files)
       when (select count(*) from jsonb_array_elements(r.result->'quarantined') q
-            join pg_pipeline.file f on f.execution_id = b.execution_id and f.batch = b.number and f.ordinal = (q->>'ordinal')::int
+            join pipeline.file f on f.execution_id = b.execution_id and f.batch = b.number and f.ordinal = (q->>'ordinal')::int
             where q->>'reason' is not null)
            <> coalesce(jsonb_array_length(r.result->'quarantined'), 0)
         then format('batch %s: each quarantined file needs an ordinal of the batch and a reason', b.number)
     end into v_flaw
   from unnest(p_tasks, p_results) r(task, result)
-  join pg_pipeline.task t on t.id = r.task
-  left join pg_pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
+  join pipeline.task t on t.id = r.task
+  left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
   where r.task = any (v_live)
   order by 1 nulls last limit 1;
   if v_flaw is not null then
@@ -97,19 +97,19 @@ begin
   with live as materialized (
     select t.*, l.kind, l.queue, r.result
     from unnest(p_tasks, p_results) r(task, result)
-    join pg_pipeline.task t on t.id = r.task
-    join pg_pipeline.lane l on l.id = t.lane_id
+    join pipeline.task t on t.id = r.task
+    join pipeline.lane l on l.id = t.lane_id
     where t.id = any (v_live)
   ),
   history as (
-    insert into pg_pipeline.attempt
+    insert into pipeline.attempt
       (token, task_id, queue, kind, execution_id, generation, batch, number, worker, alone, claimed_at, outcome, result)
     select token, id, queue, kind, execution_id, generation, batch, attempts, worker, suspect, claimed_at, 'committed',
            case when kind <> 'batch' then result end  -- a batch's result is kept with the batch
     from live
   ),
   batches as (
-    update pg_pipeline.batch b set
+    update pipeline.batch b set
       state = 'committed', token = l.token, committed_at = clock_timestamp(), result = l.result,
       rows_in = (l.result->>'rows_in')::bigint, rows_out = (l.result->>'rows_out')::bigint,
       rows_rescued = (l.result->>'rows_rescued')::bigint,
@@ -117,36 +117,36 @@ begin
     from live l where l.kind = 'batch' and b.execution_id = l.execution_id and b.number = l.batch
   ),
   healed as (  -- a re-run may find good what an earlier generation set aside
-    update pg_pipeline.file f set state = null, reason = null, detail = null
+    update pipeline.file f set state = null, reason = null, detail = null
     from live l where l.kind = 'batch' and l.generation > 1
       and f.execution_id = l.execution_id and f.batch = l.batch and f.state = 'quarantined'
       and not exists (select from jsonb_array_elements(l.result->'quarantined') q where (q->>'ordinal')::int = f.ordinal)
   ),
   set_aside as (
-    update pg_pipeline.file f set state = 'quarantined', reason = q.value->>'reason', detail = pg_pipeline._clip(q.value->>'detail', 4000)
+    update pipeline.file f set state = 'quarantined', reason = q.value->>'reason', detail = pipeline._clip(q.value->>'detail', 4000)
     from live l cross join lateral jsonb_array_elements(l.result->'quarantined') q
     where l.kind = 'batch' and f.execution_id = l.execution_id and f.batch = l.batch and f.ordinal = (q.value->>'ordinal')::int
   ),
   effects as (
-    insert into pg_pipeline.outbox (key, execution_id, generation, event, destination, payload)
+    insert into pipeline.outbox (key, execution_id, generation, event, destination, payload)
     select x.key || ':g' || x.generation || ':callback:' || o.n, x.id, x.generation,
            coalesce(o.value->>'event', 'callback'), coalesce(o.value->>'destination', ''),
            coalesce(o.value->'payload', '{}')
-    from live l join pg_pipeline.execution x on x.id = l.execution_id
+    from live l join pipeline.execution x on x.id = l.execution_id
     cross join lateral jsonb_array_elements(l.result->'outbox') with ordinality o(value, n)
     where l.kind = 'callback'
   )
-  delete from pg_pipeline.task t where t.id = any (v_live);
+  delete from pipeline.task t where t.id = any (v_live);
 
   -- The barrier goes down once per execution, by what was really settled here.
   with settled as (
     select a.execution_id, count(*) filter (where a.kind = 'batch') as batches,
            bool_or(a.kind = 'callback') as called
-    from pg_pipeline.attempt a
+    from pipeline.attempt a
     where a.token in (select g.token from unnest(p_tasks, p_tokens) g(task, token) where g.task = any (v_live))
     group by a.execution_id
   )
-  update pg_pipeline.execution x set
+  update pipeline.execution x set
     settled = x.settled + s.batches,
     state = case when s.called then 'finished' else x.state end,
     ended_at = case when s.called then clock_timestamp() end,
@@ -154,22 +154,22 @@ begin
       select r.result->'summary' from unnest(p_tasks, p_results) r(task, result) where r.task = x.callback_task) else x.summary end
   from settled s where x.id = s.execution_id;
   for v_id in
-    select id from pg_pipeline.execution where id = any (v_executions) and (remaining = 0 or state = 'finished') order by id
+    select id from pipeline.execution where id = any (v_executions) and (remaining = 0 or state = 'finished') order by id
   loop
-    if pg_pipeline._barrier_reached(v_id) then
+    if pipeline._barrier_reached(v_id) then
       v_fired := v_fired || v_id;
     end if;
-    perform pg_pipeline._tell(x.id, 'finished', jsonb_build_object('summary', x.summary))
-    from pg_pipeline.execution x where x.id = v_id and x.state = 'finished';
+    perform pipeline._tell(x.id, 'finished', jsonb_build_object('summary', x.summary))
+    from pipeline.execution x where x.id = v_id and x.state = 'finished';
   end loop;
 
   return query
   select g.task, g.token,
          case when g.task = any (v_live) then 'committed' else p.outcome end,
          case when g.task = any (v_live) then g.result else p.result end,
-         coalesce((select a.execution_id = any (v_fired) from pg_pipeline.attempt a where a.token = g.token and g.task = any (v_live)), false)
+         coalesce((select a.execution_id = any (v_fired) from pipeline.attempt a where a.token = g.token and g.task = any (v_live)), false)
   from unnest(p_tasks, p_tokens, p_results) with ordinality g(task, token, result, n)
-  left join lateral pg_pipeline._past(g.token) p on not (g.task = any (v_live))
+  left join lateral pipeline._past(g.token) p on not (g.task = any (v_live))
   order by g.n;
 end
 $$;
@@ -177,78 +177,78 @@ $$;
 -- An attempt that went wrong. Retryable: back off and hand back; otherwise, or with no attempts
 -- left, a dead letter. Returns {"outcome": "failed", "retry_at"} or {"outcome": "failed", "dead_letter"};
 -- asked again, the same; {"outcome": "lost"} for a stale token.
-create or replace function pg_pipeline.fail(
+create or replace function pipeline.fail(
   p_task bigint, p_token uuid, p_error_class text, p_error text, p_retryable boolean default true, p_reason text default 'error'
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_task   pg_pipeline.task;
-  v_queue  pg_pipeline.queue;
+  v_task   pipeline.task;
+  v_queue  pipeline.queue;
   v_delay  float8;
   v_result jsonb;
   v_letter bigint;
 begin
-  select * into v_task from pg_pipeline.task where id = p_task and token = p_token for update;
+  select * into v_task from pipeline.task where id = p_task and token = p_token for update;
   if not found then
-    return (select coalesce(p.result, '{}') || jsonb_build_object('outcome', p.outcome) from pg_pipeline._past(p_token) p);
+    return (select coalesce(p.result, '{}') || jsonb_build_object('outcome', p.outcome) from pipeline._past(p_token) p);
   end if;
-  select q.* into v_queue from pg_pipeline.lane l join pg_pipeline.queue q on q.name = l.queue where l.id = v_task.lane_id;
-  if pg_pipeline._is_over(v_task) then
+  select q.* into v_queue from pipeline.lane l join pipeline.queue q on q.name = l.queue where l.id = v_task.lane_id;
+  if pipeline._is_over(v_task) then
     v_result := '{"outcome": "failed", "ended": true}';
-    perform pg_pipeline._hand_back(v_task, 'failed', 0, false, p_error_class, p_error, v_result);
+    perform pipeline._hand_back(v_task, 'failed', 0, false, p_error_class, p_error, v_result);
   elsif p_retryable and v_task.attempts < v_task.max_attempts then
     v_delay := least(extract(epoch from v_queue.backoff_cap),
                      extract(epoch from v_queue.backoff_base) * power(2, least(v_task.attempts - 1, 30))) * (0.5 + random() / 2);
     v_result := jsonb_build_object('outcome', 'failed', 'retry_at', clock_timestamp() + make_interval(secs => v_delay));
-    perform pg_pipeline._hand_back(v_task, 'failed', v_delay, false, p_error_class, p_error, v_result, false);
+    perform pipeline._hand_back(v_task, 'failed', v_delay, false, p_error_class, p_error, v_result, false);
   else
-    v_letter := pg_pipeline._bury(v_task,
+    v_letter := pipeline._bury(v_task,
       case when p_retryable then 'attempts_exhausted' else p_reason end, p_error_class, p_error);
     v_result := jsonb_build_object('outcome', 'failed', 'dead_letter', v_letter);
-    perform pg_pipeline._end_attempt(v_task, 'failed', p_error_class, p_error, v_result);
+    perform pipeline._end_attempt(v_task, 'failed', p_error_class, p_error, v_result);
   end if;
-  perform pg_pipeline._breaker(v_queue.name);
+  perform pipeline._breaker(v_queue.name);
   return v_result;
 end
 $$;
 
 -- Hands the task back uncounted: a graceful stop. {"outcome": "released"}, or "lost" for a stale token.
-create or replace function pg_pipeline.release(p_task bigint, p_token uuid, p_why text default null) returns jsonb
+create or replace function pipeline.release(p_task bigint, p_token uuid, p_why text default null) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_task pg_pipeline.task;
+  v_task pipeline.task;
 begin
-  select * into v_task from pg_pipeline.task where id = p_task and token = p_token for update;
+  select * into v_task from pipeline.task where id = p_task and token = p_token for update;
   if not found then
-    return (select jsonb_build_object('outcome', p.outcome) from pg_pipeline._past(p_token) p);
+    return (select jsonb_build_object('outcome', p.outcome) from pipeline._past(p_token) p);
   end if;
-  perform pg_pipeline._hand_back(v_task, 'released', 0, true, null, p_why);
+  perform pipeline._hand_back(v_task, 'released', 0, true, null, p_why);
   return '{"outcome": "released"}';
 end
 $$;
 
 -- Notes where an attempt is about to write, so that the reaper can discard it. Fenced like a finish.
-create or replace function pg_pipeline.note_output(p_task bigint, p_token uuid, p_sink text, p_location jsonb) returns boolean
+create or replace function pipeline.note_output(p_task bigint, p_token uuid, p_sink text, p_location jsonb) returns boolean
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  insert into pg_pipeline.attempt_output (token, sink, location)
-  select t.token, p_sink, p_location from pg_pipeline.task t where t.id = p_task and t.token = p_token
+  insert into pipeline.attempt_output (token, sink, location)
+  select t.token, p_sink, p_location from pipeline.task t where t.id = p_task and t.token = p_token
   on conflict (token, sink) do update set location = excluded.location
   returning true;
 end;
 
 -- The files of a batch, in order. Quarantined ones are tried again by a re-run.
-create or replace function pg_pipeline.batch_files(p_execution_id bigint, p_batch int)
+create or replace function pipeline.batch_files(p_execution_id bigint, p_batch int)
 returns table (ordinal int, path text, version text, size bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  select f.ordinal, f.path, f.version, f.size from pg_pipeline.file f
+  select f.ordinal, f.path, f.version, f.size from pipeline.file f
   where f.execution_id = p_execution_id and f.batch = p_batch and f.state is distinct from 'released'
   order by f.ordinal;
 end;

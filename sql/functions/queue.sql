@@ -1,8 +1,8 @@
 -- Queues and pipelines: settings, pause, resume, circuit breaker.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- Makes the queue, or changes the settings that are named. Unknown settings are refused.
-create or replace function pg_pipeline.configure_queue(p_queue text, p_settings jsonb default '{}')
+create or replace function pipeline.configure_queue(p_queue text, p_settings jsonb default '{}')
 returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -16,9 +16,9 @@ begin
   if v_unknown is not null then
     raise exception using errcode = 'PP004', message = format('queue %s: unknown setting %s', p_queue, v_unknown);
   end if;
-  insert into pg_pipeline.queue (name) values (p_queue) on conflict do nothing;
+  insert into pipeline.queue (name) values (p_queue) on conflict do nothing;
   if p_settings <> '{}' then
-    update pg_pipeline.queue q set
+    update pipeline.queue q set
       lease             = coalesce((p_settings->>'lease')::interval, q.lease),
       grace             = coalesce((p_settings->>'grace')::interval, q.grace),
       max_attempts      = coalesce((p_settings->>'max_attempts')::int, q.max_attempts),
@@ -35,7 +35,7 @@ end
 $$;
 
 -- Makes the pipeline, or brings its settings up to date. Executions keep the policy they began with.
-create or replace function pg_pipeline.register_pipeline(p_pipeline text, p_settings jsonb default '{}')
+create or replace function pipeline.register_pipeline(p_pipeline text, p_settings jsonb default '{}')
 returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -49,8 +49,8 @@ begin
   if v_unknown is not null then
     raise exception using errcode = 'PP004', message = format('pipeline %s: unknown setting %s', p_pipeline, v_unknown);
   end if;
-  perform pg_pipeline.configure_queue(v_queue);
-  insert into pg_pipeline.pipeline as p (name, queue, policy, bad_files, batch_files, batch_bytes, deadline, notify, horizon)
+  perform pipeline.configure_queue(v_queue);
+  insert into pipeline.pipeline as p (name, queue, policy, bad_files, batch_files, batch_bytes, deadline, notify, horizon)
   values (
     p_pipeline, v_queue,
     coalesce(p_settings->>'policy', 'strict'),
@@ -74,44 +74,44 @@ end
 $$;
 
 -- Pins the schema that was inferred first; every later call gets the pinned one back.
-create or replace function pg_pipeline.pin_schema(p_pipeline text, p_schema text) returns text
+create or replace function pipeline.pin_schema(p_pipeline text, p_schema text) returns text
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  update pg_pipeline.pipeline set schema = coalesce(schema, p_schema), updated_at = now()
+  update pipeline.pipeline set schema = coalesce(schema, p_schema), updated_at = now()
   where name = p_pipeline
   returning schema;
 end;
 
-create or replace function pg_pipeline.pause(p_queue text, p_reason text) returns boolean
+create or replace function pipeline.pause(p_queue text, p_reason text) returns boolean
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  update pg_pipeline.queue
+  update pipeline.queue
   set paused_at = coalesce(paused_at, clock_timestamp()), paused_by = 'person', pause_reason = p_reason
   where name = p_queue
   returning true;
 end;
 
-create or replace function pg_pipeline.resume(p_queue text) returns boolean
+create or replace function pipeline.resume(p_queue text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update pg_pipeline.queue
+  update pipeline.queue
   set paused_at = null, paused_by = null, pause_reason = null, resumed_at = clock_timestamp()
   where name = p_queue;
   if not found then
     return null;
   end if;
-  perform pg_pipeline._wake(p_queue);
+  perform pipeline._wake(p_queue);
   return true;
 end
 $$;
 
 -- Pauses the queue when its last attempts, since it was resumed, all failed of one cause.
 -- Called after a failed attempt was recorded; the caller holds that task's lock.
-create or replace function pg_pipeline._breaker(p_queue text) returns void
+create or replace function pipeline._breaker(p_queue text) returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -123,19 +123,19 @@ declare
   v_cause  text;
 begin
   select breaker_after, coalesce(resumed_at, '-infinity') into v_after, v_since
-  from pg_pipeline.queue where name = p_queue and paused_at is null;
+  from pipeline.queue where name = p_queue and paused_at is null;
   if not found or v_after = 0 then
     return;
   end if;
   select count(*) filter (where outcome = 'failed'), count(distinct error_class), min(error_class)
   into v_failed, v_causes, v_cause
   from (
-    select outcome, coalesce(error_class, '?') as error_class from pg_pipeline.attempt
+    select outcome, coalesce(error_class, '?') as error_class from pipeline.attempt
     where queue = p_queue and ended_at > v_since and outcome in ('committed', 'failed')
     order by ended_at desc limit v_after
   ) recent;
   if v_failed >= v_after and v_causes = 1 then
-    update pg_pipeline.queue
+    update pipeline.queue
     set paused_at = clock_timestamp(), paused_by = 'breaker',
         pause_reason = format('the last %s attempts all failed with %s', v_after, v_cause)
     where name = p_queue and paused_at is null;

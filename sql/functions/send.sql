@@ -1,26 +1,26 @@
 -- Idempotent enqueue. The receipt is the lasting answer; it outlives its task.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- entries: a json array of {"key", "kind", "payload", "pipeline", "priority", "tenant",
 -- "execution_id", "generation", "batch", "delay_seconds"}; only key and kind are needed.
 -- One row per entry, in order: created, duplicate (with the id first given), conflict, rejected.
 -- Receipts are looked up before anything is checked: a stored entry is reported as stored
 -- whatever the limits are now. Safe in the caller's own transaction.
-create or replace function pg_pipeline.send(p_queue text, p_entries jsonb)
+create or replace function pipeline.send(p_queue text, p_entries jsonb)
 returns table (ordinal int, key text, outcome text, task_id bigint, reason text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_queue pg_pipeline.queue;
+  v_queue pipeline.queue;
   v_now   timestamptz := clock_timestamp();
   v_same  boolean;
 begin
-  select * into v_queue from pg_pipeline.queue where name = p_queue;
+  select * into v_queue from pipeline.queue where name = p_queue;
   if not found then
     raise exception using errcode = 'PP003', message = format('queue %s not found', p_queue),
-      hint = 'make it with pg_pipeline.configure_queue';
+      hint = 'make it with pipeline.configure_queue';
   end if;
   if jsonb_typeof(p_entries) is distinct from 'array' then
     raise exception using errcode = 'PP004', message = 'entries must be a json array';
@@ -35,7 +35,7 @@ begin
   ),
   known as materialized (
     select e.n, r.task_id, r.fingerprint = e.fingerprint as same
-    from entry e join pg_pipeline.receipt r on r.queue = p_queue and r.key = e.key
+    from entry e join pipeline.receipt r on r.queue = p_queue and r.key = e.key
   ),
   checked as materialized (
     select e.*, case
@@ -62,15 +62,15 @@ begin
     select distinct on (key) * from checked where refusal is null order by key, n
   ),
   stored as (
-    insert into pg_pipeline.receipt as r (queue, key, task_id, fingerprint)
-    select p_queue, f.key, nextval('pg_pipeline.task_id'), f.fingerprint from first_of_key f order by f.key
+    insert into pipeline.receipt as r (queue, key, task_id, fingerprint)
+    select p_queue, f.key, nextval('pipeline.task_id'), f.fingerprint from first_of_key f order by f.key
     on conflict do nothing
     returning r.key, r.task_id
   ),
   enqueued as (
-    insert into pg_pipeline.task (id, lane_id, execution_id, generation, batch, ready_at, max_attempts, key, payload)
+    insert into pipeline.task (id, lane_id, execution_id, generation, batch, ready_at, max_attempts, key, payload)
     select s.task_id,
-           pg_pipeline._lane(p_queue, coalesce(f.body->>'pipeline', ''), f.body->>'kind',
+           pipeline._lane(p_queue, coalesce(f.body->>'pipeline', ''), f.body->>'kind',
                              coalesce((f.body->>'priority')::smallint, 0::smallint), coalesce(f.body->>'tenant', '')),
            (f.body->>'execution_id')::bigint, (f.body->>'generation')::int, (f.body->>'batch')::int,
            v_now + make_interval(secs => coalesce((f.body->>'delay_seconds')::float8, 0)),
@@ -99,12 +99,12 @@ begin
   loop
     if outcome = 'raced' then  -- another session stored the key after our snapshot and has committed
       select r.task_id, r.fingerprint = sha256(convert_to(((p_entries->(ordinal - 1)) - 'key')::text, 'UTF8'))
-      into task_id, v_same from pg_pipeline.receipt r where r.queue = p_queue and r.key = send.key;
+      into task_id, v_same from pipeline.receipt r where r.queue = p_queue and r.key = send.key;
       outcome := case when v_same then 'duplicate' else 'conflict' end;
     end if;
     return next;
   end loop;
 
-  perform pg_pipeline._wake(p_queue);
+  perform pipeline._wake(p_queue);
 end
 $$;

@@ -1,16 +1,8 @@
 -- Submit: execution, files, batches, barrier and every batch task, in the caller's one transaction.
-set local role pg_pipeline_owner;
-
--- The key of a file version in the ledger.
-create or replace function pg_pipeline.file_key(p_pipeline text, p_path text, p_version text) returns uuid
-language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-return encode(substring(sha256(
-  convert_to(p_pipeline, 'UTF8') || '\x00'::bytea || convert_to(p_path, 'UTF8') || '\x00'::bytea || convert_to(p_version, 'UTF8')
-) from 1 for 16), 'hex')::uuid;
+set local role pipeline_owner;
 
 -- Greedy cut of files into batches: (number, files, bytes) of the batch that the next file joins.
-create or replace function pg_pipeline._cut_step(p_state bigint[], p_size bigint, p_files bigint, p_bytes bigint)
+create or replace function pipeline._cut_step(p_state bigint[], p_size bigint, p_files bigint, p_bytes bigint)
 returns bigint[]
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
@@ -22,9 +14,9 @@ end;
 
 do $$
 begin
-  if to_regprocedure('pg_pipeline._cut(bigint, bigint, bigint)') is null then
-    create aggregate pg_pipeline._cut(bigint, bigint, bigint) (
-      sfunc = pg_pipeline._cut_step, stype = bigint[], initcond = '{0,0,0}'
+  if to_regprocedure('pipeline._cut(bigint, bigint, bigint)') is null then
+    create aggregate pipeline._cut(bigint, bigint, bigint) (
+      sfunc = pipeline._cut_step, stype = bigint[], initcond = '{0,0,0}'
     );
   end if;
 end
@@ -32,15 +24,15 @@ $$;
 
 -- The stored answer to a request, or null. PP002 if the same key asked for something else.
 -- Called before anything is listed, so that asking twice costs one look-up.
-create or replace function pg_pipeline.find_submission(p_pipeline text, p_request_key text, p_fingerprint bytea)
+create or replace function pipeline.find_submission(p_pipeline text, p_request_key text, p_fingerprint bytea)
 returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_execution pg_pipeline.execution;
+  v_execution pipeline.execution;
 begin
-  select * into v_execution from pg_pipeline.execution
+  select * into v_execution from pipeline.execution
   where pipeline = p_pipeline and request_key = p_request_key;
   if not found then
     return null;
@@ -56,7 +48,7 @@ end
 $$;
 
 -- Opens an execution. Returns {"execution", "created"}; the same request gets the same one.
-create or replace function pg_pipeline.open_execution(
+create or replace function pipeline.open_execution(
   p_pipeline text, p_request_key text, p_fingerprint bytea,
   p_tenant text default '', p_priority smallint default 0, p_deadline interval default null
 ) returns jsonb
@@ -64,37 +56,37 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_pipeline pg_pipeline.pipeline;
+  v_pipeline pipeline.pipeline;
   v_id       bigint;
   v_key      text;
   v_found    jsonb;
 begin
-  select * into v_pipeline from pg_pipeline.pipeline where name = p_pipeline;
+  select * into v_pipeline from pipeline.pipeline where name = p_pipeline;
   if not found then
     raise exception using errcode = 'PP003', message = format('pipeline %s not found', p_pipeline),
-      hint = 'it is registered when its definitions load, or with pg_pipeline.register_pipeline';
+      hint = 'it is registered when its definitions load, or with pipeline.register_pipeline';
   end if;
-  v_found := pg_pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint);
+  v_found := pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint);
   if v_found is not null then
     return v_found || '{"created": false}';
   end if;
-  v_id := nextval(pg_get_serial_sequence('pg_pipeline.execution', 'id'));
+  v_id := nextval(pg_get_serial_sequence('pipeline.execution', 'id'));
   v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), 4, '0');
-  insert into pg_pipeline.execution (id, key, pipeline, request_key, fingerprint, state, policy, tenant, priority, deadline, submission)
+  insert into pipeline.execution (id, key, pipeline, request_key, fingerprint, state, policy, tenant, priority, deadline, submission)
   overriding system value
   values (v_id, v_key, p_pipeline, p_request_key, p_fingerprint, 'open', v_pipeline.policy, p_tenant, p_priority,
           now() + coalesce(p_deadline, v_pipeline.deadline),
           '{"taken": 0, "bytes": 0, "batches": 0, "left_out": {}, "left_out_examples": []}')
   on conflict (pipeline, request_key) do nothing;
   if not found then  -- a racing submit with the same key has committed meanwhile
-    return pg_pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint) || '{"created": false}';
+    return pipeline.find_submission(p_pipeline, p_request_key, p_fingerprint) || '{"created": false}';
   end if;
   return jsonb_build_object('execution', v_key, 'state', 'open', 'created', true);
 end
 $$;
 
 -- What would be taken and left out, changing nothing.
-create or replace function pg_pipeline.preview_files(
+create or replace function pipeline.preview_files(
   p_pipeline text, p_paths text[], p_versions text[], p_modified timestamptz[] default null, p_released boolean default false
 ) returns table (path text, version text, verdict text, owner text)
 language sql stable security definer
@@ -110,23 +102,23 @@ begin atomic
     end,
     x.key
   from unnest(p_paths, p_versions, p_modified) with ordinality f(path, version, modified, n)
-  join pg_pipeline.pipeline p on p.name = p_pipeline
-  left join pg_pipeline.file k on k.key = pg_pipeline.file_key(p_pipeline, f.path, f.version)
-  left join pg_pipeline.execution x on x.id = k.execution_id
+  join pipeline.pipeline p on p.name = p_pipeline
+  left join pipeline.file k on k.key = pipeline.file_key(p_pipeline, f.path, f.version)
+  left join pipeline.execution x on x.id = k.execution_id
   order by f.n;
 end;
 
 -- A submission of several chunks holds the pipeline's ledger alone, from before its first chunk
 -- to its commit: keys are in order within a chunk only, and would deadlock across chunks.
-create or replace function pg_pipeline.lock_ledger(p_pipeline text) returns void
+create or replace function pipeline.lock_ledger(p_pipeline text) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
-return pg_advisory_xact_lock(hashtextextended('pg_pipeline.ledger.' || p_pipeline, 0));
+return pg_advisory_xact_lock(hashtextextended('pipeline.ledger.' || p_pipeline, 0));
 
 -- Adds files to an open execution: ledger rows in key order (racing submissions don't deadlock),
 -- batches cut by number and bytes, a task each, and the barrier, under the execution's lock.
 -- Files that another execution has are left out and counted; released ones are taken only when asked.
-create or replace function pg_pipeline.add_files(
+create or replace function pipeline.add_files(
   p_execution text, p_paths text[], p_versions text[], p_sizes bigint[],
   p_modified timestamptz[] default null, p_released boolean default false
 ) returns jsonb
@@ -134,8 +126,8 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_execution pg_pipeline.execution;
-  v_pipeline  pg_pipeline.pipeline;
+  v_execution pipeline.execution;
+  v_pipeline  pipeline.pipeline;
   v_first     int;
   v_answer    jsonb;
   v_retaken   jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
@@ -144,25 +136,25 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
-  select * into v_execution from pg_pipeline.execution where key = p_execution for update;
+  select * into v_execution from pipeline.execution where key = p_execution for update;
   if not found then
-    perform pg_pipeline._execution(p_execution);
+    perform pipeline._execution(p_execution);
   end if;
   if v_execution.state <> 'open' then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s: files can be added only while it is open', p_execution, v_execution.state),
       hint = 'submit them with a new request key';
   end if;
-  select * into v_pipeline from pg_pipeline.pipeline where name = v_execution.pipeline;
-  perform pg_advisory_xact_lock_shared(hashtextextended('pg_pipeline.ledger.' || v_execution.pipeline, 0));
+  select * into v_pipeline from pipeline.pipeline where name = v_execution.pipeline;
+  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
 
   if p_released then
-    v_retaken := pg_pipeline._retake(v_execution, v_pipeline, p_paths, p_versions);
+    v_retaken := pipeline._retake(v_execution, v_pipeline, p_paths, p_versions);
   end if;
-  select coalesce(max(number) + 1, 0) into v_first from pg_pipeline.batch where execution_id = v_execution.id;
+  select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = v_execution.id;
 
   with asked as materialized (
-    select pg_pipeline.file_key(v_execution.pipeline, f.path, f.version) as key, f.*
+    select pipeline.file_key(v_execution.pipeline, f.path, f.version) as key, f.*
     from unnest(p_paths, p_versions, p_sizes, p_modified) with ordinality f(path, version, size, modified, n)
   ),
   judged as materialized (
@@ -175,29 +167,29 @@ begin
         when a.modified < v_pipeline.horizon then 'too_old'
         else 'take'
       end as verdict
-    from asked a left join pg_pipeline.file k on k.key = a.key
+    from asked a left join pipeline.file k on k.key = a.key
   ),
   cut as (
-    select j.*, pg_pipeline._cut(j.size, v_pipeline.batch_files::bigint, v_pipeline.batch_bytes)
+    select j.*, pipeline._cut(j.size, v_pipeline.batch_files::bigint, v_pipeline.batch_bytes)
                 over (order by j.n rows between unbounded preceding and current row) as c
     from judged j where verdict = 'take'
   ),
   taken as (
-    insert into pg_pipeline.file as f (key, execution_id, batch, ordinal, size, modified_at, path, version)
+    insert into pipeline.file as f (key, execution_id, batch, ordinal, size, modified_at, path, version)
     select key, v_execution.id, v_first + c[1], c[2] - 1, size, modified, path, version from cut order by key
     on conflict do nothing  -- a racing submission took it and has committed
     returning f.key, f.batch, f.size
   ),
   made as (
-    insert into pg_pipeline.batch as b (execution_id, number, generation, state, files, bytes)
+    insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
     select v_execution.id, t.batch, v_execution.generation, 'waiting', count(*), sum(t.size)
     from taken t group by t.batch order by t.batch
     returning b.number
   ),
   enqueued as (
-    insert into pg_pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pg_pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
-    from made m cross join pg_pipeline.queue q where q.name = v_pipeline.queue
+    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
+    select pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
+    from made m cross join pipeline.queue q where q.name = v_pipeline.queue
     order by m.number
     returning 1
   ),
@@ -212,29 +204,29 @@ begin
     'left_out', (select coalesce(jsonb_object_agg(verdict, c), '{}') from (select verdict, count(*) as c from left_out group by verdict) v),
     'left_out_examples', (
       select coalesce(jsonb_agg(jsonb_build_object('path', l.path, 'why', l.verdict, 'execution', x.key) order by l.n), '[]')
-      from (select * from left_out order by n limit 20) l left join pg_pipeline.execution x on x.id = l.owner)
+      from (select * from left_out order by n limit 20) l left join pipeline.execution x on x.id = l.owner)
   ) into v_answer;
 
   v_answer := v_answer || (select jsonb_object_agg(k, (v_answer->>k)::bigint + (v_retaken->>k)::bigint)
                            from unnest(array['taken', 'bytes', 'batches']) k);
-  update pg_pipeline.execution x set
+  update pipeline.execution x set
     expected = expected + (v_answer->>'batches')::int,
-    submission = pg_pipeline._merge_answers(x.submission, v_answer)
+    submission = pipeline._merge_answers(x.submission, v_answer)
   where id = v_execution.id;
-  perform pg_pipeline._wake(v_pipeline.queue);
+  perform pipeline._wake(v_pipeline.queue);
   return v_answer || jsonb_build_object('execution', p_execution);
 end
 $$;
 
-create or replace function pg_pipeline._batch_lane(p_execution pg_pipeline.execution, p_queue text) returns int
+create or replace function pipeline._batch_lane(p_execution pipeline.execution, p_queue text) returns int
 language sql volatile
 set search_path = pg_catalog, pg_temp
-return pg_pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+return pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
 
 -- Takes released files over into this execution, in batches of their own.
 -- Caller: holds the execution's lock.
-create or replace function pg_pipeline._retake(
-  p_execution pg_pipeline.execution, p_pipeline pg_pipeline.pipeline, p_paths text[], p_versions text[]
+create or replace function pipeline._retake(
+  p_execution pipeline.execution, p_pipeline pipeline.pipeline, p_paths text[], p_versions text[]
 ) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -243,36 +235,36 @@ declare
   v_first  int;
   v_answer jsonb;
 begin
-  select coalesce(max(number) + 1, 0) into v_first from pg_pipeline.batch where execution_id = p_execution.id;
+  select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = p_execution.id;
   with asked as materialized (
-    select pg_pipeline.file_key(p_execution.pipeline, f.path, f.version) as key, min(f.n) as n
+    select pipeline.file_key(p_execution.pipeline, f.path, f.version) as key, min(f.n) as n
     from unnest(p_paths, p_versions) with ordinality f(path, version, n) group by 1
   ),
   free as materialized (  -- in key order; what another submission retook meanwhile is no longer released
-    select k.key, a.n, k.size from asked a join pg_pipeline.file k using (key)
+    select k.key, a.n, k.size from asked a join pipeline.file k using (key)
     where k.state = 'released' order by k.key for update of k
   ),
   cut as (
-    select f.*, pg_pipeline._cut(f.size, p_pipeline.batch_files::bigint, p_pipeline.batch_bytes)
+    select f.*, pipeline._cut(f.size, p_pipeline.batch_files::bigint, p_pipeline.batch_bytes)
                 over (order by f.n rows between unbounded preceding and current row) as c
     from free f
   ),
   taken as (
-    update pg_pipeline.file k set
+    update pipeline.file k set
       execution_id = p_execution.id, batch = v_first + c.c[1], ordinal = c.c[2] - 1,
       state = null, reason = null, detail = null
     from cut c where k.key = c.key
     returning k.batch, k.size
   ),
   made as (
-    insert into pg_pipeline.batch as b (execution_id, number, generation, state, files, bytes)
+    insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
     select p_execution.id, t.batch, p_execution.generation, 'waiting', count(*), sum(t.size) from taken t group by t.batch order by t.batch
     returning b.number
   ),
   enqueued as (
-    insert into pg_pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pg_pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
-    from made m cross join pg_pipeline.queue q where q.name = p_pipeline.queue
+    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
+    select pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
+    from made m cross join pipeline.queue q where q.name = p_pipeline.queue
     order by m.number
     returning 1
   )
@@ -284,7 +276,7 @@ end
 $$;
 
 -- Adds up the answers of several chunks; keeps the first twenty examples.
-create or replace function pg_pipeline._merge_answers(p_sum jsonb, p_more jsonb) returns jsonb
+create or replace function pipeline._merge_answers(p_sum jsonb, p_more jsonb) returns jsonb
 language sql immutable
 set search_path = pg_catalog, pg_temp
 return jsonb_build_object(
@@ -298,27 +290,27 @@ return jsonb_build_object(
           group by k) s),
   'left_out_examples', (
     select coalesce(jsonb_agg(e order by n), '[]')
-    from (select e, n from jsonb_array_elements(p_sum->'left_out_examples' || p_more->'left_out_examples') with ordinality x(e, n) where n <= 20) s)
+    from (select e, n from jsonb_array_elements((p_sum->'left_out_examples') || (p_more->'left_out_examples')) with ordinality x(e, n) where n <= 20) s)
 );
 
 -- Seals: no more files. With nothing remaining the callback is made here; with no batch at all
 -- there is nothing to aggregate and the execution ends at once, without a callback.
-create or replace function pg_pipeline.seal(p_execution text) returns jsonb
+create or replace function pipeline.seal(p_execution text) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_execution pg_pipeline.execution;
+  v_execution pipeline.execution;
 begin
-  select * into v_execution from pg_pipeline.execution where key = p_execution for update;
+  select * into v_execution from pipeline.execution where key = p_execution for update;
   if not found then
-    perform pg_pipeline._execution(p_execution);
+    perform pipeline._execution(p_execution);
   end if;
   if v_execution.state = 'open' then
-    update pg_pipeline.execution set state = 'sealed', sealed_at = clock_timestamp()
+    update pipeline.execution set state = 'sealed', sealed_at = clock_timestamp()
     where id = v_execution.id;
-    perform pg_pipeline._barrier_reached(v_execution.id);
-    select * into v_execution from pg_pipeline.execution where id = v_execution.id;
+    perform pipeline._barrier_reached(v_execution.id);
+    select * into v_execution from pipeline.execution where id = v_execution.id;
   elsif v_execution.state in ('cancelled', 'aborted', 'expired') then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s and can no longer be sealed', p_execution, v_execution.state);
@@ -327,8 +319,15 @@ begin
 end
 $$;
 
+-- The answer so far, of an execution that is still open.
+create or replace function pipeline.submission(p_execution text) returns jsonb
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+return (select x.submission || jsonb_build_object('execution', x.key, 'state', x.state)
+        from pipeline._execution(p_execution) x);
+
 -- The whole submit in one call, for as many files as one statement carries.
-create or replace function pg_pipeline.submit(
+create or replace function pipeline.submit(
   p_pipeline text, p_request_key text, p_paths text[], p_versions text[], p_sizes bigint[],
   p_fingerprint bytea default null, p_tenant text default '', p_priority smallint default 0,
   p_released boolean default false
@@ -341,10 +340,10 @@ declare
     jsonb_build_array(p_paths, p_versions, p_sizes, p_tenant, p_priority, p_released)::text, 'UTF8')));
   v_opened jsonb;
 begin
-  v_opened := pg_pipeline.open_execution(p_pipeline, p_request_key, v_fingerprint, p_tenant, p_priority);
+  v_opened := pipeline.open_execution(p_pipeline, p_request_key, v_fingerprint, p_tenant, p_priority);
   if (v_opened->>'created')::boolean then
-    perform pg_pipeline.add_files(v_opened->>'execution', p_paths, p_versions, p_sizes, null, p_released);
-    return pg_pipeline.seal(v_opened->>'execution') || '{"created": true}';
+    perform pipeline.add_files(v_opened->>'execution', p_paths, p_versions, p_sizes, null, p_released);
+    return pipeline.seal(v_opened->>'execution') || '{"created": true}';
   end if;
   return v_opened;
 end

@@ -1,9 +1,9 @@
 -- Workers: registration, heartbeat, and who is gone.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- One incarnation of one process. Called on the connection that will beat: p_lock takes the
 -- session's advisory lock, whose absence later tells a death sooner than the lease does.
-create or replace function pg_pipeline.register_worker(
+create or replace function pipeline.register_worker(
   p_worker uuid, p_queue text, p_name text, p_pipelines text[] default null, p_kinds text[] default null,
   p_run_id text default null, p_lock boolean default true
 ) returns void
@@ -11,16 +11,16 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_queue pg_pipeline.queue;
+  v_queue pipeline.queue;
   v_key   bigint := case when p_lock then hashtextextended(p_worker::text, 1) end;
 begin
-  select * into v_queue from pg_pipeline.queue where name = p_queue;
+  select * into v_queue from pipeline.queue where name = p_queue;
   if not found then
     raise exception using errcode = 'PP003', message = format('queue %s not found', p_queue),
-      hint = 'make it with pg_pipeline.configure_queue';
+      hint = 'make it with pipeline.configure_queue';
   end if;
-  perform pg_pipeline._server_ready();
-  insert into pg_pipeline.worker (id, queue, name, run_id, pipelines, kinds, lease, grace, lock_key)
+  perform pipeline._server_ready();
+  insert into pipeline.worker (id, queue, name, run_id, pipelines, kinds, lease, grace, lock_key)
   values (p_worker, p_queue, p_name, p_run_id, p_pipelines, p_kinds, v_queue.lease, v_queue.grace, v_key)
   on conflict (id) do nothing;  -- asked again after a lost answer
   if v_key is not null then
@@ -32,21 +32,21 @@ $$;
 -- One beat: renews the worker row and reconciles. Waits for no task lock, so that a finish can't stall it.
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
 -- the process did not know, "locked"}. p_pending are claims whose answer is still on its way.
-create or replace function pg_pipeline.beat(
+create or replace function pipeline.beat(
   p_worker uuid, p_tasks bigint[], p_tokens uuid[], p_pending uuid[] default '{}', p_relock boolean default false
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_worker  pg_pipeline.worker;
+  v_worker  pipeline.worker;
   v_lost    jsonb;
   v_ended   jsonb;
   v_unknown bigint[];
-  v_task    pg_pipeline.task;
+  v_task    pipeline.task;
   v_count   int := 0;
 begin
-  update pg_pipeline.worker set beat_at = clock_timestamp() where id = p_worker and stopped_at is null
+  update pipeline.worker set beat_at = clock_timestamp() where id = p_worker and stopped_at is null
   returning * into v_worker;
   if not found then
     raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
@@ -59,16 +59,16 @@ begin
          coalesce(jsonb_agg(g.token) filter (where t.id is not null and (x.state not in ('open', 'sealed') or x.generation <> t.generation)), '[]')
   into v_lost, v_ended
   from unnest(p_tasks, p_tokens) g(task, token)
-  left join pg_pipeline.task t on t.id = g.task and t.token = g.token
-  left join pg_pipeline.execution x on x.id = t.execution_id;
+  left join pipeline.task t on t.id = g.task and t.token = g.token
+  left join pipeline.execution x on x.id = t.execution_id;
 
   for v_task in
-    select * from pg_pipeline.task t
+    select * from pipeline.task t
     where t.worker = p_worker and t.token is not null
       and t.token <> all (p_tokens) and t.claim_id <> all (p_pending)
     order by t.id for update skip locked
   loop
-    perform pg_pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
+    perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
     v_count := v_count + 1;
   end loop;
   return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count);
@@ -76,28 +76,28 @@ end
 $$;
 
 -- A graceful end: every lease goes back uncounted, and the row says so.
-create or replace function pg_pipeline.stop_worker(p_worker uuid) returns int
+create or replace function pipeline.stop_worker(p_worker uuid) returns int
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_task  pg_pipeline.task;
+  v_task  pipeline.task;
   v_count int := 0;
 begin
   for v_task in
-    select * from pg_pipeline.task where worker = p_worker and token is not null order by id for update
+    select * from pipeline.task where worker = p_worker and token is not null order by id for update
   loop
-    perform pg_pipeline._hand_back(v_task, 'released', 0, true, null, 'its worker stopped');
+    perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its worker stopped');
     v_count := v_count + 1;
   end loop;
-  update pg_pipeline.worker set stopped_at = coalesce(stopped_at, clock_timestamp()) where id = p_worker;
+  update pipeline.worker set stopped_at = coalesce(stopped_at, clock_timestamp()) where id = p_worker;
   return v_count;
 end
 $$;
 
 -- The workers of a queue whose tasks may be taken: stopped, past their lease, or, sooner, without
 -- their session's lock while their last beat and the server's readiness are older than the grace.
-create or replace function pg_pipeline._gone_workers(p_queue text) returns uuid[]
+create or replace function pipeline._gone_workers(p_queue text) returns uuid[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -106,14 +106,14 @@ declare
   v_ready timestamptz;
 begin
   if not exists (
-    select from pg_pipeline.worker
+    select from pipeline.worker
     where queue = p_queue and (stopped_at is not null or beat_at + least(grace, lease) < v_now)
   ) then
     return '{}';
   end if;
-  v_ready := pg_pipeline._server_ready();
+  v_ready := pipeline._server_ready();
   return array(
-    select w.id from pg_pipeline.worker w
+    select w.id from pipeline.worker w
     where w.queue = p_queue and (
       w.stopped_at is not null
       or greatest(w.beat_at, v_ready) + w.lease < v_now
@@ -131,8 +131,8 @@ $$;
 -- Hands a leased task back to its queue and records how the attempt ended.
 -- p_uncount gives the attempt back. A task whose execution ended meanwhile leaves the queue instead.
 -- Caller: holds the task's lock.
-create or replace function pg_pipeline._hand_back(
-  p_task pg_pipeline.task, p_outcome text, p_delay_seconds float8, p_uncount boolean,
+create or replace function pipeline._hand_back(
+  p_task pipeline.task, p_outcome text, p_delay_seconds float8, p_uncount boolean,
   p_error_class text default null, p_error text default null, p_result jsonb default null, p_suspect boolean default null
 ) returns void
 language plpgsql volatile
@@ -141,44 +141,44 @@ as $$
 declare
   v_queue text;
 begin
-  v_queue := pg_pipeline._end_attempt(p_task, p_outcome, p_error_class, p_error, p_result);
-  if pg_pipeline._is_over(p_task) then
-    delete from pg_pipeline.task where id = p_task.id;
+  v_queue := pipeline._end_attempt(p_task, p_outcome, p_error_class, p_error, p_result);
+  if pipeline._is_over(p_task) then
+    delete from pipeline.task where id = p_task.id;
     return;
   end if;
-  update pg_pipeline.task set
+  update pipeline.task set
     token = null, worker = null, claim_id = null, claimed_at = null, run_deadline = null,
     attempts = attempts - p_uncount::int,
     suspect = coalesce(p_suspect, suspect),
     ready_at = clock_timestamp() + make_interval(secs => p_delay_seconds)
   where id = p_task.id;
   if p_delay_seconds = 0 then
-    perform pg_pipeline._wake(v_queue);
+    perform pipeline._wake(v_queue);
   end if;
 end
 $$;
 
 -- True when the task's execution ended or went on to another generation. Both are final for the
 -- task, so no lock is needed.
-create or replace function pg_pipeline._is_over(p_task pg_pipeline.task) returns boolean
+create or replace function pipeline._is_over(p_task pipeline.task) returns boolean
 language sql volatile
 set search_path = pg_catalog, pg_temp
 return exists (
-  select from pg_pipeline.execution x
+  select from pipeline.execution x
   where x.id = p_task.execution_id and p_task.generation <= x.generation
     and (x.state not in ('open', 'sealed') or p_task.generation < x.generation));
 
 -- Writes the attempt's row; returns the task's queue.
-create or replace function pg_pipeline._end_attempt(
-  p_task pg_pipeline.task, p_outcome text, p_error_class text default null, p_error text default null, p_result jsonb default null
+create or replace function pipeline._end_attempt(
+  p_task pipeline.task, p_outcome text, p_error_class text default null, p_error text default null, p_result jsonb default null
 ) returns text
 language sql volatile
 set search_path = pg_catalog, pg_temp
 begin atomic
-  insert into pg_pipeline.attempt
+  insert into pipeline.attempt
     (token, task_id, queue, kind, execution_id, generation, batch, number, worker, alone, claimed_at, outcome, error_class, error, result)
   select p_task.token, p_task.id, l.queue, l.kind, p_task.execution_id, p_task.generation, p_task.batch, p_task.attempts,
-         p_task.worker, p_task.suspect, p_task.claimed_at, p_outcome, p_error_class, pg_pipeline._clip(p_error), p_result
-  from pg_pipeline.lane l where l.id = p_task.lane_id
+         p_task.worker, p_task.suspect, p_task.claimed_at, p_outcome, p_error_class, pipeline._clip(p_error), p_result
+  from pipeline.lane l where l.id = p_task.lane_id
   returning queue;
 end;

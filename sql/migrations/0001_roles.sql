@@ -5,8 +5,8 @@ declare
   v_role text;
 begin
   foreach v_role in array array[
-    'pg_pipeline_owner', 'pg_pipeline_reader', 'pg_pipeline_submitter',
-    'pg_pipeline_worker', 'pg_pipeline_operator'
+    'pipeline_owner', 'pipeline_reader', 'pipeline_submitter',
+    'pipeline_worker', 'pipeline_operator'
   ] loop
     begin
       if not exists (select from pg_catalog.pg_roles where rolname = v_role) then
@@ -17,8 +17,8 @@ begin
     end;
   end loop;
   -- The migrating login acts as the owner; a superuser can without being a member.
-  if not pg_catalog.pg_has_role(current_user, 'pg_pipeline_owner', 'set') then
-    execute format('grant pg_pipeline_owner to %I', current_user);
+  if not pg_catalog.pg_has_role(current_user, 'pipeline_owner', 'set') then
+    execute format('grant pipeline_owner to %I', current_user);
   end if;
 end
 $$;
@@ -28,24 +28,24 @@ declare
   v_role text;
 begin
   -- Whoever submits, works or operates may also look.
-  foreach v_role in array array['pg_pipeline_submitter', 'pg_pipeline_worker', 'pg_pipeline_operator'] loop
-    if not pg_catalog.pg_has_role(v_role, 'pg_pipeline_reader', 'usage') then
-      execute format('grant pg_pipeline_reader to %I', v_role);
+  foreach v_role in array array['pipeline_submitter', 'pipeline_worker', 'pipeline_operator'] loop
+    if not pg_catalog.pg_has_role(v_role, 'pipeline_reader', 'usage') then
+      execute format('grant pipeline_reader to %I', v_role);
     end if;
   end loop;
 end
 $$;
 
-create schema if not exists pg_pipeline;
-alter schema pg_pipeline owner to pg_pipeline_owner;
-revoke all on schema pg_pipeline from public;
-grant usage on schema pg_pipeline to pg_pipeline_reader;
+create schema if not exists pipeline;
+alter schema pipeline owner to pipeline_owner;
+revoke all on schema pipeline from public;
+grant usage on schema pipeline to pipeline_reader;
 
 -- Attempt-scoped tables that nobody reads live here; workers make and drop them.
-create schema if not exists pg_pipeline_staging;
-alter schema pg_pipeline_staging owner to pg_pipeline_owner;
-revoke all on schema pg_pipeline_staging from public;
-grant usage, create on schema pg_pipeline_staging to pg_pipeline_worker;
+create schema if not exists pipeline_staging;
+alter schema pipeline_staging owner to pipeline_owner;
+revoke all on schema pipeline_staging from public;
+grant usage, create on schema pipeline_staging to pipeline_worker;
 
 -- New functions start with no rights for public; sql/grants.sql opens the ones that are doors.
-alter default privileges for role pg_pipeline_owner revoke execute on functions from public;
+alter default privileges for role pipeline_owner revoke execute on functions from public;

@@ -1,7 +1,7 @@
 -- Every piece of state, in tables that can be queried. Written only through functions.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
-create table pg_pipeline.queue (
+create table pipeline.queue (
   name              text primary key check (name ~ '^[A-Za-z0-9_.:-]{1,100}$'),
   lease             interval not null default '30 s' check (lease between '1 s' and '1 day'),
   grace             interval not null default '1250 ms' check (grace >= '100 ms'),
@@ -20,9 +20,9 @@ create table pg_pipeline.queue (
   check ((paused_at is null) = (paused_by is null))
 );
 
-create table pg_pipeline.pipeline (
+create table pipeline.pipeline (
   name        text primary key check (name ~ '^[A-Za-z_][A-Za-z0-9_]{0,99}$'),
-  queue       text not null references pg_pipeline.queue,
+  queue       text not null references pipeline.queue,
   policy      text not null default 'strict' check (policy in ('strict', 'partial', 'abort')),
   bad_files   text not null default 'quarantine' check (bad_files in ('quarantine', 'fail')),
   batch_files int not null default 100 check (batch_files between 1 and 100000),
@@ -34,10 +34,10 @@ create table pg_pipeline.pipeline (
   updated_at  timestamptz not null default now()
 );
 
-create table pg_pipeline.execution (
+create table pipeline.execution (
   id                  bigint generated always as identity primary key,
   key                 text not null unique,
-  pipeline            text not null references pg_pipeline.pipeline,
+  pipeline            text not null references pipeline.pipeline,
   request_key         text not null check (octet_length(request_key) between 1 and 500),
   fingerprint         bytea not null,
   generation          int not null default 1 check (generation >= 1),
@@ -63,16 +63,16 @@ create table pg_pipeline.execution (
   check (callback_generation between 0 and generation),
   check ((state in ('open', 'sealed')) = (ended_at is null))
 ) with (fillfactor = 60);
-create index execution_live on pg_pipeline.execution (id) where state in ('open', 'sealed');
-create index execution_deadline on pg_pipeline.execution (deadline)
+create index execution_live on pipeline.execution (id) where state in ('open', 'sealed');
+create index execution_deadline on pipeline.execution (deadline)
   where state in ('open', 'sealed') and deadline is not null;
-create index execution_unreported on pg_pipeline.execution (id)
+create index execution_unreported on pipeline.execution (id)
   where state = 'finished' and reported_generation < generation;
 
 -- The ledger of every file seen. The key is a hash of pipeline, path and version: the unique
 -- index on it is what makes "a file version belongs to at most one execution" true.
 -- Rows are inserted and then left alone: a file is where its batch is, unless state says otherwise.
-create table pg_pipeline.file (
+create table pipeline.file (
   key          uuid primary key,
   execution_id bigint not null,
   batch        int not null check (batch >= 0),
@@ -87,11 +87,11 @@ create table pg_pipeline.file (
   detail       text,
   check ((state = 'quarantined') <= (reason is not null))
 );
-create unique index file_place on pg_pipeline.file (execution_id, batch, ordinal);
-create index file_quarantined on pg_pipeline.file (execution_id) where state = 'quarantined';
+create unique index file_place on pipeline.file (execution_id, batch, ordinal);
+create index file_quarantined on pipeline.file (execution_id) where state = 'quarantined';
 
-create table pg_pipeline.batch (
-  execution_id        bigint not null references pg_pipeline.execution on delete cascade,
+create table pipeline.batch (
+  execution_id        bigint not null references pipeline.execution on delete cascade,
   number              int not null check (number >= 0),
   generation          int not null check (generation >= 1),
   state               text not null
@@ -109,13 +109,13 @@ create table pg_pipeline.batch (
   primary key (execution_id, number),
   check ((state = 'committed') <= (token is not null))
 ) with (fillfactor = 80);
-create index batch_unreported on pg_pipeline.batch (execution_id, number)
+create index batch_unreported on pipeline.batch (execution_id, number)
   where state = 'committed' and reported_generation < generation;
 
 -- What tasks are sorted by before age. A lane is made once and never changes.
-create table pg_pipeline.lane (
+create table pipeline.lane (
   id       int generated always as identity primary key,
-  queue    text not null references pg_pipeline.queue,
+  queue    text not null references pipeline.queue,
   pipeline text not null,  -- '' for tasks of no pipeline
   kind     text not null check (kind ~ '^[A-Za-z0-9_.:-]{1,100}$'),
   priority smallint not null,
@@ -123,11 +123,11 @@ create table pg_pipeline.lane (
   unique (queue, pipeline, kind, priority, tenant)
 );
 
-create sequence pg_pipeline.task_id as bigint;
+create sequence pipeline.task_id as bigint;
 
 -- Only live work. No foreign keys: malformed work must be able to arrive, to be dead-lettered.
-create table pg_pipeline.task (
-  id           bigint primary key default nextval('pg_pipeline.task_id'),
+create table pipeline.task (
+  id           bigint primary key default nextval('pipeline.task_id'),
   lane_id      int not null,
   execution_id bigint,
   generation   int,
@@ -147,13 +147,13 @@ create table pg_pipeline.task (
   check ((token is null) = (claimed_at is null)),
   check ((token is null) = (run_deadline is null))
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-create index task_ready on pg_pipeline.task (lane_id, ready_at, id) where token is null and not suspect;
-create index task_suspect on pg_pipeline.task (ready_at, id) where token is null and suspect;
-create index task_leased on pg_pipeline.task (worker, run_deadline) where token is not null;
-create index task_execution on pg_pipeline.task (execution_id, batch);
+create index task_ready on pipeline.task (lane_id, ready_at, id) where token is null and not suspect;
+create index task_suspect on pipeline.task (ready_at, id) where token is null and suspect;
+create index task_leased on pipeline.task (worker, run_deadline) where token is not null;
+create index task_execution on pipeline.task (execution_id, batch);
 
 -- One row per ended lease; a living lease is in its task. Append-only, but for lost -> fenced.
-create table pg_pipeline.attempt (
+create table pipeline.attempt (
   token        uuid primary key,
   task_id      bigint not null,
   queue        text not null,
@@ -171,11 +171,12 @@ create table pg_pipeline.attempt (
   error        text,
   result       jsonb
 );
-create index attempt_execution on pg_pipeline.attempt (execution_id, batch, claimed_at);
-create index attempt_recent on pg_pipeline.attempt (queue, ended_at);
+create index attempt_execution on pipeline.attempt (execution_id, batch, claimed_at);
+create index attempt_task on pipeline.attempt (task_id);
+create index attempt_recent on pipeline.attempt (queue, ended_at);
 
 -- Places that attempts wrote to, so that what never became visible can be discarded.
-create table pg_pipeline.attempt_output (
+create table pipeline.attempt_output (
   token      uuid not null,
   sink       text not null,
   location   jsonb not null,
@@ -183,7 +184,7 @@ create table pg_pipeline.attempt_output (
   primary key (token, sink)
 );
 
-create table pg_pipeline.receipt (
+create table pipeline.receipt (
   queue       text not null,
   key         text not null check (octet_length(key) between 1 and 500),
   task_id     bigint not null,
@@ -191,9 +192,9 @@ create table pg_pipeline.receipt (
   created_at  timestamptz not null default now(),
   primary key (queue, key)
 );
-create index receipt_age on pg_pipeline.receipt (queue, created_at);
+create index receipt_age on pipeline.receipt (queue, created_at);
 
-create table pg_pipeline.dead_letter (
+create table pipeline.dead_letter (
   id           bigint generated always as identity primary key,
   task_id      bigint not null,
   queue        text not null,
@@ -218,11 +219,11 @@ create table pg_pipeline.dead_letter (
   resolved_why text,
   check ((resolution is null) = (resolved_at is null))
 );
-create index dead_letter_waiting on pg_pipeline.dead_letter (queue, id) where resolution is null;
-create index dead_letter_execution on pg_pipeline.dead_letter (execution_id);
-create unique index dead_letter_once on pg_pipeline.dead_letter (task_id) where resolution is null;
+create index dead_letter_waiting on pipeline.dead_letter (queue, id) where resolution is null;
+create index dead_letter_execution on pipeline.dead_letter (execution_id);
+create unique index dead_letter_once on pipeline.dead_letter (task_id) where resolution is null;
 
-create table pg_pipeline.outbox (
+create table pipeline.outbox (
   id           bigint generated always as identity primary key,
   key          text not null unique,   -- the idempotency key a receiver sees; never changes
   execution_id bigint not null,
@@ -239,10 +240,10 @@ create table pg_pipeline.outbox (
   created_at   timestamptz not null default now(),
   delivered_at timestamptz
 );
-create index outbox_pending on pg_pipeline.outbox (next_at, id) where state = 'pending';
-create index outbox_execution on pg_pipeline.outbox (execution_id);
+create index outbox_pending on pipeline.outbox (next_at, id) where state = 'pending';
+create index outbox_execution on pipeline.outbox (execution_id);
 
-create table pg_pipeline.worker (
+create table pipeline.worker (
   id         uuid primary key,
   queue      text not null,
   name       text not null,
@@ -258,7 +259,7 @@ create table pg_pipeline.worker (
 ) with (fillfactor = 50);
 
 -- Answers of the operators' verbs, so that a lost one can be asked for again.
-create table pg_pipeline.action (
+create table pipeline.action (
   request_id uuid primary key,
   verb       text not null,
   subject    text not null,
@@ -268,7 +269,7 @@ create table pg_pipeline.action (
 
 -- Emptied by a crash of Postgres: its row is the first moment anyone was seen after it.
 -- pg_postmaster_start_time alone misses the restart of all sessions after one backend crashed.
-create unlogged table pg_pipeline.boot (
+create unlogged table pipeline.boot (
   one     boolean primary key default true check (one),
   seen_at timestamptz not null default clock_timestamp()
 );

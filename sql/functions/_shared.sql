@@ -1,10 +1,10 @@
 -- Small parts the other files share. Names with a leading underscore are not doors.
 -- Error codes: PP001 lease lost, PP002 conflict, PP003 not found, PP004 invalid, PP005 wrong state, PP006 unknown worker.
-set local role pg_pipeline_owner;
+set local role pipeline_owner;
 
 -- A fencing token: 48 bits of time, then random. Ordered by time, so that the history's index
 -- grows at one end; 74 random bits, so that nobody guesses or repeats one.
-create or replace function pg_pipeline._new_token() returns uuid
+create or replace function pipeline._new_token() returns uuid
 language sql volatile parallel safe
 set search_path = pg_catalog, pg_temp
 return encode(
@@ -14,8 +14,16 @@ return encode(
     from 1 for 6
   ), 'hex')::uuid;
 
+-- The key of a file version in the ledger.
+create or replace function pipeline.file_key(p_pipeline text, p_path text, p_version text) returns uuid
+language sql immutable parallel safe
+set search_path = pg_catalog, pg_temp
+return encode(substring(sha256(
+  convert_to(p_pipeline, 'UTF8') || '\x00'::bytea || convert_to(p_path, 'UTF8') || '\x00'::bytea || convert_to(p_version, 'UTF8')
+) from 1 for 16), 'hex')::uuid;
+
 -- The lane's id, made on first sight.
-create or replace function pg_pipeline._lane(
+create or replace function pipeline._lane(
   p_queue text, p_pipeline text, p_kind text, p_priority smallint, p_tenant text
 ) returns int
 language plpgsql volatile
@@ -25,11 +33,11 @@ declare
   v_id int;
 begin
   loop
-    select id into v_id from pg_pipeline.lane
+    select id into v_id from pipeline.lane
     where queue = p_queue and pipeline = p_pipeline and kind = p_kind
       and priority = p_priority and tenant = p_tenant;
     exit when found;
-    insert into pg_pipeline.lane (queue, pipeline, kind, priority, tenant)
+    insert into pipeline.lane (queue, pipeline, kind, priority, tenant)
     values (p_queue, p_pipeline, p_kind, p_priority, p_tenant)
     on conflict do nothing
     returning id into v_id;
@@ -41,48 +49,48 @@ $$;
 
 -- Since when sessions can exist. A crash of one backend ends every session without a new
 -- postmaster; the unlogged table is empty after it, whatever the postmaster's start says.
-create or replace function pg_pipeline._server_ready() returns timestamptz
+create or replace function pipeline._server_ready() returns timestamptz
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_seen timestamptz;
 begin
-  select seen_at into v_seen from pg_pipeline.boot;
+  select seen_at into v_seen from pipeline.boot;
   if not found then
-    insert into pg_pipeline.boot default values on conflict do nothing;
-    select seen_at into v_seen from pg_pipeline.boot;
+    insert into pipeline.boot default values on conflict do nothing;
+    select seen_at into v_seen from pipeline.boot;
   end if;
   return greatest(v_seen, pg_postmaster_start_time());
 end
 $$;
 
 -- Wakes waiting workers. A hint: Postgres sends equal ones of a transaction once.
-create or replace function pg_pipeline._wake(p_queue text) returns void
+create or replace function pipeline._wake(p_queue text) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
 return pg_notify('pg_pipeline', p_queue);
 
 -- A text cut to a bound, so that no error message grows a row without end.
-create or replace function pg_pipeline._clip(p_text text, p_chars int default 20000) returns text
+create or replace function pipeline._clip(p_text text, p_chars int default 20000) returns text
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 return case when length(p_text) <= p_chars then p_text
             else left(p_text, p_chars - 20) || ' … (' || length(p_text) || ' chars)' end;
 
 -- The execution's row by its key, or PP003.
-create or replace function pg_pipeline._execution(p_key text) returns pg_pipeline.execution
+create or replace function pipeline._execution(p_key text) returns pipeline.execution
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_execution pg_pipeline.execution;
+  v_execution pipeline.execution;
 begin
-  select * into v_execution from pg_pipeline.execution where key = p_key;
+  select * into v_execution from pipeline.execution where key = p_key;
   if not found then
     raise exception using errcode = 'PP003',
       message = format('execution %s not found', p_key),
-      hint = 'list them with: select key from pg_pipeline.execution order by id desc limit 20';
+      hint = 'list them with: select key from pipeline.execution order by id desc limit 20';
   end if;
   return v_execution;
 end

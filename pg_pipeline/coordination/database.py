@@ -1,0 +1,130 @@
+"""How the protocol is asked: a small pool, one retry on a dead reused connection, typed errors.
+
+No session state: no prepared statements, every name schema-qualified, so that a transaction pooler may sit between.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import set_json_dumps
+
+from pg_pipeline.coordination.connect import connect
+from pg_pipeline.errors import (
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    PgPipelineError,
+    SubmissionConflict,
+    WorkerUnknown,
+    WrongState,
+)
+
+Connection = psycopg.Connection[dict[str, Any]]
+Value = TypeVar("Value")
+
+_ERRORS: dict[str, type[PgPipelineError]] = {
+    "PP001": LeaseLost,
+    "PP002": SubmissionConflict,
+    "PP003": NotFound,
+    "PP004": InvalidInput,
+    "PP005": WrongState,
+    "PP006": WorkerUnknown,
+}
+
+
+def dumps(value: Any) -> str:
+    """JSON that Postgres takes: no NaN, no NUL characters, whatever an error text or a file name holds."""
+    return json.dumps(value, allow_nan=False, default=str).replace("\\u0000", "\\ufffd")
+
+
+set_json_dumps(dumps)
+
+
+def typed(error: psycopg.Error) -> Exception:
+    """Our own error for what our functions raise or our constraints refuse; anything else as it is."""
+    state = error.sqlstate or ""
+    if state in _ERRORS:
+        message = error.diag.message_primary or str(error)
+        hint = f": {error.diag.message_hint}" if error.diag.message_hint else ""
+        return _ERRORS[state](f"{message}{hint}.")
+    if state.startswith("22") or state == "23514":  # data exceptions, check constraints
+        return InvalidInput(f"Postgres refuses the value: {error.diag.message_primary}.")
+    return error
+
+
+class Database:
+    """Connections to the coordination database, shared by the threads of a process."""
+
+    def __init__(self, dsn: str, *, timeout: int = 10, idle: int = 4) -> None:
+        self.dsn = dsn
+        self._timeout = timeout
+        self._idle_limit = idle
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def connect(self) -> Connection:
+        """A fresh autocommit connection of the caller's own."""
+        return connect(self.dsn, timeout=self._timeout, autocommit=True, row_factory=dict_row, prepare_threshold=None)
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """One call in a transaction of its own."""
+        return self.write(lambda conn: conn.execute(statement.encode(), parameters).fetchall())
+
+    def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        rows = self.rows(statement, parameters)
+        return next(iter(rows[0].values())) if rows else None
+
+    def write(self, work: Callable[[Connection], Value]) -> Value:
+        """Do `work` in one transaction. Every write of the protocol is idempotent, so one that met a dead *reused*
+        connection is asked again, once, on a fresh one; a fresh connection's failure and any other error is raised."""
+        with self._borrow() as (conn, reused):
+            try:
+                with conn.transaction():
+                    return work(conn)
+            except psycopg.Error as error:
+                if not (reused and conn.broken):
+                    raise typed(error) from error
+        with self._borrow(fresh=True) as (conn, _):
+            try:
+                with conn.transaction():
+                    return work(conn)
+            except psycopg.Error as error:
+                raise typed(error) from error
+
+    @contextmanager
+    def _borrow(self, *, fresh: bool = False) -> Iterator[tuple[Connection, bool]]:
+        with self._lock:
+            conn = self._idle.pop() if self._idle and not fresh else None
+        reused = conn is not None
+        if conn is None:
+            conn = self.connect()
+        try:
+            yield conn, reused
+        finally:
+            with self._lock:
+                keep = not (self._closed or conn.closed) and len(self._idle) < self._idle_limit
+                if keep:
+                    self._idle.append(conn)
+            if not keep:
+                conn.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for conn in idle:
+            conn.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

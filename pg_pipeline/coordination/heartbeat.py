@@ -1,0 +1,157 @@
+"""The thread that keeps a worker's leases: one direct connection, one row renewed, never a task row."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from pg_pipeline.coordination import failpoints
+from pg_pipeline.coordination.database import Connection, Database, typed
+from pg_pipeline.coordination.lease import Lease
+from pg_pipeline.errors import DatabaseUnreachable, WorkerUnknown
+
+_log = logging.getLogger("pg_pipeline.heartbeat")
+RECONNECT_SECONDS = 0.2
+
+
+class Heartbeat:
+    """Renews the worker row, reconciles leases, and hears of new work."""
+
+    def __init__(
+        self,
+        db: Database,
+        worker: UUID,
+        *,
+        register: Callable[[Connection], None],
+        on_lost: Callable[[Lease, str], None],
+        interval: float,
+        listen: bool,
+    ) -> None:
+        self._db = db
+        self._worker = worker
+        self._register = register
+        self._on_lost = on_lost
+        self._interval = interval
+        self._listen = listen
+        self._lock = threading.Lock()
+        self._leases: dict[UUID, Lease] = {}
+        self._settling: set[UUID] = set()
+        self._pending: set[UUID] = set()
+        self._stop = threading.Event()
+        self.woken = threading.Event()
+        self.last_beat = time.monotonic()
+        self._conn = self._connect(first=True)
+        self._thread = threading.Thread(target=self._run, name="pg_pipeline-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._conn.close()
+
+    # What the process knows. A claim is pending from before it is asked until its leases are held.
+    def pending(self, claim: UUID) -> None:
+        with self._lock:
+            self._pending.add(claim)
+
+    def hold(self, claim: UUID, leases: list[Lease]) -> None:
+        with self._lock:
+            self._pending.discard(claim)
+            self._leases.update({lease.token: lease for lease in leases})
+
+    def settling(self, lease: Lease) -> None:
+        """From here on a missing lease is not news: the finish under way may have ended it."""
+        with self._lock:
+            self._settling.add(lease.token)
+
+    def drop(self, lease: Lease) -> None:
+        with self._lock:
+            self._settling.discard(lease.token)
+            self._leases.pop(lease.token, None)
+
+    def keep(self, lease: Lease) -> None:
+        with self._lock:
+            self._settling.discard(lease.token)
+
+    @property
+    def held(self) -> list[Lease]:
+        with self._lock:
+            return list(self._leases.values())
+
+    def _connect(self, *, first: bool = False) -> Connection:
+        conn = self._db.connect()
+        if first:
+            self._register(conn)
+        if self._listen:
+            conn.execute("listen pg_pipeline")
+        return conn
+
+    def _run(self) -> None:
+        relock = False
+        while not self._stop.is_set():
+            try:
+                if self._conn.closed:
+                    self._conn = self._connect()
+                    relock = True
+                self._beat(relock)
+                relock = False
+                self._wait()
+            except WorkerUnknown as error:
+                _log.error("%s", error)
+                self._lose_all("its worker is not registered any more")
+                self._stop.wait(self._interval)
+            except (psycopg.Error, DatabaseUnreachable) as error:
+                # The lease outlasts a restart of Postgres; what was lost meanwhile the next beat says.
+                _log.warning("heartbeat: %s; trying again", error)
+                self._conn.close()
+                self._stop.wait(RECONNECT_SECONDS)
+
+    def _beat(self, relock: bool) -> None:
+        with self._lock:
+            known = list(self._leases.values())
+            pending = list(self._pending)
+        failpoints.hit("heartbeat.before_beat")
+        try:
+            row = self._conn.execute(
+                "select pipeline.beat(%s, %s, %s, %s, %s) as answer",
+                (self._worker, [k.task_id for k in known], [k.token for k in known], pending, relock),
+            ).fetchone()
+        except psycopg.Error as error:
+            raise typed(error) from error
+        self.last_beat = time.monotonic()
+        assert row is not None
+        answer: dict[str, Any] = row["answer"]
+        for kind, why in (("lost", "another worker took it over"), ("ended", "its execution ended")):
+            for token in map(UUID, answer[kind]):
+                self._lose(token, why)
+
+    def _lose(self, token: UUID, why: str) -> None:
+        with self._lock:
+            if token in self._settling:
+                return
+            lease = self._leases.pop(token, None)
+        if lease is not None:
+            _log.warning("lease lost: %s: %s", lease, why)
+            try:
+                self._on_lost(lease, why)
+            except Exception:  # the caller's code must not end the heartbeat of its other leases
+                _log.exception("on_lost failed for %s", lease)
+
+    def _lose_all(self, why: str) -> None:
+        for lease in self.held:
+            self._lose(lease.token, why)
+
+    def _wait(self) -> None:
+        if not self._listen:
+            self._stop.wait(self._interval)
+            return
+        for _ in self._conn.notifies(timeout=self._interval, stop_after=1):
+            self.woken.set()

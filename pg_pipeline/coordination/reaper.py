@@ -1,0 +1,47 @@
+"""Housekeeping. Nothing depends on it for progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pg_pipeline.coordination import failpoints
+from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.types import AttemptRef
+
+# Discards what an ended attempt wrote: (sink, attempt, location). Idempotent.
+Discard = Callable[[str, AttemptRef, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What a pass did; empty while another process leads."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def reap(db: Database, discard: Discard | None = None, *, limit: int = 1000) -> Reaped:
+    """One small step over every chore. `discard` is given outputs whose attempt has ended without a commit."""
+    counts: dict[str, int] | None = db.value("select pipeline.reap(%s)", (limit,))
+    if counts is None:
+        return Reaped()
+    failpoints.hit("reaper.after_commit")
+    if discard is not None:
+        counts["outputs_discarded"] = _discard_orphans(db, discard)
+    return Reaped(counts)
+
+
+def _discard_orphans(db: Database, discard: Discard) -> int:
+    done = 0
+    for row in db.rows("select * from pipeline.orphaned_outputs()"):
+        attempt = AttemptRef(row["pipeline"], row["execution"], row["generation"], row["batch"], row["token"])
+        discard(row["sink"], attempt, row["location"])
+        failpoints.hit("reaper.after_discard")
+        db.rows("select pipeline.forget_output(%s, %s)", (row["token"], row["sink"]))
+        done += 1
+    return done

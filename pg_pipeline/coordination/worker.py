@@ -1,0 +1,259 @@
+"""A worker: claims, finishes, fails, releases; its heartbeat keeps what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from pg_pipeline.coordination import failpoints
+from pg_pipeline.coordination.database import Connection, Database
+from pg_pipeline.coordination.heartbeat import Heartbeat
+from pg_pipeline.coordination.lease import Failed, Finish, Finished, Lease, Publish, result_json
+from pg_pipeline.coordination.types import JSON, BatchFile
+from pg_pipeline.errors import LeaseLost, PgPipelineError
+
+OnLost = Callable[[Lease, str], None]
+
+
+class Worker:
+    """One incarnation of one process, as a context manager: leaving it hands every lease back."""
+
+    def __init__(
+        self,
+        db: Database,
+        queue: str = "default",
+        *,
+        pipelines: Sequence[str] | None = None,
+        kinds: Sequence[str] | None = None,
+        name: str | None = None,
+        run_id: str | None = None,
+        on_lost: OnLost | None = None,
+        heartbeat_interval: float = 0.5,
+        pooled: bool = False,
+    ) -> None:
+        self.id: UUID = uuid4()
+        self.queue = queue
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._db = db
+        self._last_tenant = ""
+        declared = (self.id, queue, self.name, _list(pipelines), _list(kinds), run_id, not pooled)
+
+        def register(conn: Connection) -> None:
+            conn.execute("select pipeline.register_worker(%s, %s, %s, %s, %s, %s, %s)", declared)
+
+        self._heartbeat = Heartbeat(
+            db,
+            self.id,
+            register=register,
+            on_lost=on_lost or (lambda _lease, _why: None),
+            interval=heartbeat_interval,
+            listen=not pooled,
+        )
+        self._heartbeat.start()
+        failpoints.hit("worker.registered")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Hand back what is held and end; a failure here costs the lease time, nothing else."""
+        self._heartbeat.stop()
+        try:
+            self._db.rows("select pipeline.stop_worker(%s)", (self.id,))
+        except (psycopg.Error, PgPipelineError):
+            pass
+
+    @property
+    def held(self) -> list[Lease]:
+        return self._heartbeat.held
+
+    @property
+    def last_beat(self) -> float:
+        """`time.monotonic()` of the last beat that Postgres took."""
+        return self._heartbeat.last_beat
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until new work may be there; a hint, so ask at least now and then anyway."""
+        woken = self._heartbeat.woken.wait(timeout)
+        self._heartbeat.woken.clear()
+        return woken
+
+    def claim(
+        self,
+        limit: int = 1,
+        *,
+        execution: str | None = None,
+        kind: str = "batch",
+        batches: Sequence[int] | None = None,
+        claim_id: UUID | None = None,
+    ) -> list[Lease]:
+        """Up to `limit` leases, of anything this worker declared, or of one named execution."""
+        claim_id = claim_id or uuid4()
+        self._heartbeat.pending(claim_id)
+        leases: list[Lease] = []
+        try:
+            rows = self._db.rows(
+                "select * from pipeline.claim(%s, %s, %s, %s, %s, %s, %s)",
+                (self.id, claim_id, limit, self._last_tenant, execution, kind, _list(batches)),
+            )
+            leases = [Lease(**row) for row in rows]
+            failpoints.hit("claim.after_commit")
+        finally:
+            self._heartbeat.hold(claim_id, leases)
+        if leases:
+            self._last_tenant = leases[-1].tenant
+        return leases
+
+    def files(self, lease: Lease) -> list[BatchFile]:
+        rows = self._db.rows("select * from pipeline.batch_files(%s, %s)", (lease.execution_id, lease.batch))
+        return [BatchFile(**row) for row in rows]
+
+    def note_output(self, lease: Lease, sink: str, location: JSON) -> None:
+        """Say where this attempt is about to write, so that the reaper can discard it; fenced."""
+        noted = self._db.value(
+            "select pipeline.note_output(%s, %s, %s, %s)", (lease.task_id, lease.token, sink, Jsonb(location))
+        )
+        if not noted:
+            raise LeaseLost(f"{lease} went to another worker before it could write: this attempt is over.")
+
+    def finish(self, lease: Lease, result: Any = None, publish: Publish | None = None) -> Finished:
+        """Result, barrier, callback and ack in one transaction with what `publish` does; LeaseLost changes nothing."""
+        outcome = self.finish_many([Finish(lease, result, publish)])[0]
+        if isinstance(outcome, Finished):
+            return outcome
+        raise outcome
+
+    def finish_many(self, finishes: Sequence[Finish]) -> list[Finished | Exception]:
+        """Settle together; one entry that is lost or can't publish does not sink the others."""
+        outcomes: dict[UUID, Finished | Exception] = {}
+        for item in finishes:
+            self._heartbeat.settling(item.lease)
+        try:
+            while remaining := [item for item in finishes if item.lease.token not in outcomes]:
+                try:
+                    outcomes.update(self._db.write(lambda conn, items=remaining: self._finish(conn, items)))  # type: ignore[misc]
+                except LeaseLost as error:
+                    ended = _ended_tokens(error)
+                    if not ended & {item.lease.token for item in remaining}:
+                        raise
+                    outcomes.update({token: LeaseLost(str(error)) for token in ended})
+            failpoints.hit("finish.after_commit")
+        finally:
+            for item in finishes:
+                settled = isinstance(outcomes.get(item.lease.token), Finished | LeaseLost)
+                (self._heartbeat.drop if settled else self._heartbeat.keep)(item.lease)
+        for item in finishes:
+            if isinstance(outcomes[item.lease.token], LeaseLost):
+                self._db.rows("select pipeline.release(%s, %s, %s)", (item.lease.task_id, item.lease.token, "ended"))
+        return [outcomes[item.lease.token] for item in finishes]
+
+    def _finish(self, conn: Connection, items: Sequence[Finish]) -> dict[UUID, Finished | Exception]:
+        outcomes: dict[UUID, Finished | Exception] = {}
+        live = {
+            row["lock_leases"] for row in conn.execute("select pipeline.lock_leases(%s, %s)", _ids(items)).fetchall()
+        }
+        failpoints.hit("finish.after_lock")
+        for item in items:
+            if item.publish is None or item.lease.task_id not in live:
+                continue
+            try:
+                with conn.transaction():
+                    item.publish(conn)
+            except psycopg.OperationalError:
+                raise  # the connection or the server: the whole finish is asked again, or fails
+            except Exception as error:  # noqa: BLE001 - this batch's own trouble, handed to its owner below
+                outcomes[item.lease.token] = error
+        failpoints.hit("finish.after_publish")
+        settled = [item for item in items if item.lease.token not in outcomes]
+        if settled:
+            rows = conn.execute(
+                "select * from pipeline.finish(%s, %s, %s)",
+                (*_ids(settled), [Jsonb(result_json(item.result)) for item in settled]),
+            ).fetchall()
+            by_token = {item.lease.token: item.lease for item in settled}
+            for row in rows:
+                lease = by_token[row["token"]]
+                if row["outcome"] == "committed":
+                    outcomes[lease.token] = Finished(lease, row["result"], row["callback"])
+                else:
+                    outcomes[lease.token] = LeaseLost(_lost(lease, row["outcome"]))
+        failpoints.hit("finish.before_commit")
+        return outcomes
+
+    def fail(
+        self, lease: Lease, error: BaseException | str, *, retryable: bool = True, reason: str = "error"
+    ) -> Failed:
+        """Back off and hand back, or a dead letter."""
+        kind = type(error).__qualname__ if isinstance(error, BaseException) else reason
+        text = str(error) or kind
+        answer = self._settle(
+            lease,
+            "select pipeline.fail(%s, %s, %s, %s, %s, %s)",
+            (lease.task_id, lease.token, _clean(kind), _clean(text), retryable, reason),
+            "failed",
+        )
+        return Failed(answer.get("retry_at"), answer.get("dead_letter"))
+
+    def release(self, lease: Lease, why: str | None = None) -> None:
+        """Hand it back uncounted."""
+        self._settle(
+            lease, "select pipeline.release(%s, %s, %s)", (lease.task_id, lease.token, _clean(why or "")), "released"
+        )
+
+    def _settle(self, lease: Lease, statement: str, parameters: Sequence[Any], expected: str) -> dict[str, Any]:
+        self._heartbeat.settling(lease)
+        try:
+            answer: dict[str, Any] = self._db.value(statement, parameters)
+        except BaseException:
+            self._heartbeat.keep(lease)
+            raise
+        failpoints.hit(f"{expected}.after_commit")
+        self._heartbeat.drop(lease)
+        if answer["outcome"] != expected:
+            raise LeaseLost(_lost(lease, answer["outcome"]))
+        return answer
+
+    def claim_or_wait(self, limit: int, *, timeout: float, poll: float = 0.5) -> list[Lease]:
+        """Claim; with nothing there, wait for a wake-up or poll until `timeout` has passed."""
+        until = time.monotonic() + timeout
+        while not (leases := self.claim(limit)) and (left := until - time.monotonic()) > 0:
+            self.wait(min(poll, left))
+        return leases
+
+
+def _ids(items: Sequence[Finish]) -> tuple[list[int], list[UUID]]:
+    return [item.lease.task_id for item in items], [item.lease.token for item in items]
+
+
+def _lost(lease: Lease, outcome: str) -> str:
+    how = "went to another worker" if outcome == "lost" else f"was {outcome} before"
+    return f"{lease} {how}: nothing of this attempt became visible, and there is nothing to do."
+
+
+def _ended_tokens(error: LeaseLost) -> set[UUID]:
+    cause = error.__cause__
+    detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
+
+    return {UUID(token) for token in json.loads(detail or "[]")}
+
+
+def _list(values: Sequence[Any] | None) -> list[Any] | None:
+    return None if values is None else list(values)
+
+
+def _clean(text: str) -> str:
+    return text.replace("\x00", "\ufffd")
