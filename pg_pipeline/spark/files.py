@@ -35,7 +35,7 @@ _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
-class BadFile(Exception):  # noqa: N818 - a verdict about a file, which becomes its quarantine reason
+class BadFile(Exception):
     """This file goes to quarantine."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -101,7 +101,10 @@ def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Sta
 
 def sha256(path: str) -> str:
     with open_raw(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def local_path(path: str) -> Path | None:

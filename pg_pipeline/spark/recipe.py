@@ -65,6 +65,7 @@ class Recipe:
             raise RecipeError("The recipe has no schema: give one, or pin what infer_schema returns.")
         try:
             given = StructType.fromDDL(self.schema) if isinstance(self.schema, str) else self.schema
+            assert isinstance(given, StructType)
         except ParseException as error:
             raise RecipeError(f"The schema {self.schema!r} is not valid DDL: {error}") from None
         taken = [name for name in given.names if name in (*RESERVED, self.rescued_column)]
