@@ -186,6 +186,7 @@ begin
   select q.* into v_queue from pipeline.pipeline p join pipeline.queue q on q.name = p.queue
   where p.name = v_execution.pipeline;
 
+  perform from pipeline.batch where execution_id = v_execution.id order by number for update;  -- as mark_reported does
   update pipeline.batch set state = 'waiting', generation = v_execution.generation + 1
   where execution_id = v_execution.id and state <> 'released' and (p_batches is null or number = any (p_batches));
   get diagnostics v_count = row_count;

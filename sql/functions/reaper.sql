@@ -122,14 +122,21 @@ begin atomic
   delete from pipeline.attempt_output where token = p_token and sink = p_sink returning true;
 end;
 
--- Dagster was told of these batches: (execution id, number, generation) each.
+-- Dagster was told of these batches: (execution id, number, generation) each. Locked in order: several
+-- may report at once. A batch that has gone on to another generation is told of again anyway.
 create or replace function pipeline.mark_reported(p_executions bigint[], p_batches int[], p_generations int[]) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  update pipeline.batch b set reported_generation = g.generation
-  from unnest(p_executions, p_batches, p_generations) g(execution_id, batch, generation)
-  where b.execution_id = g.execution_id and b.number = g.batch and b.reported_generation < g.generation;
+  with told as materialized (
+    select b.execution_id, b.number, b.generation
+    from unnest(p_executions, p_batches, p_generations) g(execution_id, batch, generation)
+    join pipeline.batch b on b.execution_id = g.execution_id and b.number = g.batch and b.generation = g.generation
+    where b.state = 'committed' and b.reported_generation < g.generation
+    order by b.execution_id, b.number for update of b
+  )
+  update pipeline.batch b set reported_generation = t.generation
+  from told t where b.execution_id = t.execution_id and b.number = t.number;
 end;
 
 create or replace function pipeline.mark_summary_reported(p_execution_id bigint, p_generation int) returns void
