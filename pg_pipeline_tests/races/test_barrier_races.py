@@ -306,6 +306,36 @@ def test_p3_a_batch_of_the_generation_before_can_not_finish_into_the_next(
     assert [row["generation"] for row in rows if row["outcome"] == "committed"] == [1, 3]
 
 
+def test_p4_a_rerun_does_not_count_batches_that_a_cancelled_one_released(
+    db: Database, submit: Any, session: Open
+) -> None:
+    submission.register_pipeline(db, "orders", batch_files=2, policy="partial")
+    one = session().register()
+    execution = submit(4)
+    dead_letter(db, one)
+    drain(one, db)
+    executions.rerun(db, execution)
+    executions.cancel(db, execution, "test")
+    assert places(db, execution) == {"committed": 2, "released": 2}
+    assert executions.rerun(db, execution)["batches"] == 1
+    assert state(db, execution)["remaining"] == 1
+    drain(one, db)
+    assert state(db, execution)["status"] == "finished"
+
+
+def test_p10_a_rerun_of_nothing_is_refused(db: Database, submit: Any, session: Open) -> None:
+    """Its barrier would be at zero with nobody left to see that."""
+    submission.register_pipeline(db, "orders", batch_files=2, policy="partial")
+    one = session().register()
+    execution = submit(2)
+    dead_letter(db, one)
+    drain(one, db)
+    executions.rerun(db, execution)
+    executions.cancel(db, execution, "test")
+    with pytest.raises(WrongState, match="no batches to re-run"):
+        executions.rerun(db, execution)
+
+
 def test_batches_reported_in_opposite_order_don_t_deadlock(db: Database, submit: Any, session: Open) -> None:
     one, two = session().register(), session()
     execution = submit(400)
