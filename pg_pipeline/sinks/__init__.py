@@ -1,1 +1,1 @@
-"""How rows become visible: Postgres and Parquet; each knows stage, publish, discard. No Dagster."""
+"""How rows become visible: each sink stages where nobody reads, publishes in the finish transaction, and discards."""

@@ -1,1 +1,1 @@
-"""How bytes are turned into rows: session, readers, bad-file isolation. No Dagster."""
+"""How bytes become rows: the session, the readers and bad-file isolation. Knows neither Dagster nor the queue."""

@@ -137,17 +137,16 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
-  select * into v_execution from pipeline.execution where key = p_execution for update;
-  if not found then
-    perform pipeline._execution(p_execution);
-  end if;
+  -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
+  select * into v_execution from pipeline._execution(p_execution);
+  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
+  select * into v_execution from pipeline.execution where id = v_execution.id for update;
   if v_execution.state <> 'open' then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s: files can be added only while it is open', p_execution, v_execution.state),
       hint = 'submit them with a new request key';
   end if;
   select * into v_pipeline from pipeline.pipeline where name = v_execution.pipeline;
-  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
 
   if p_released then
     select r.answer, r.keys into v_retaken, v_keys from pipeline._retake(v_execution, v_pipeline, p_paths, p_versions) r;
@@ -189,7 +188,7 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(v_execution, v_pipeline.queue)), v_execution.id, v_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = v_pipeline.queue
     order by m.number
     returning 1
@@ -219,10 +218,19 @@ begin
 end
 $$;
 
+-- The lane of the execution's batches. Its callback's is made here too: made by the finish that needs
+-- it first, it would have other finishes wait, and crosswise.
 create or replace function pipeline._batch_lane(p_execution pipeline.execution, p_queue text) returns int
-language sql volatile
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
-return pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+as $$
+declare
+  v_id int := pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+begin
+  perform pipeline._lane(p_queue, p_execution.pipeline, 'callback', p_execution.priority, p_execution.tenant);
+  return v_id;
+end
+$$;
 
 -- Takes released files over into this execution, in batches of their own.
 -- Caller: holds the execution's lock.
@@ -264,7 +272,7 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(p_execution, p_pipeline.queue)), p_execution.id, p_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = p_pipeline.queue
     order by m.number
     returning 1
