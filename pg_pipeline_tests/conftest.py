@@ -107,23 +107,9 @@ def child() -> Iterator[Callable[..., ChildProcess]]:
 def spark(session_dir: Path) -> Iterator[Any]:
     """One Spark session for the whole run: starting one costs ten seconds and more."""
     ensure_java()
-    from pyspark.sql import SparkSession
+    from pg_pipeline.spark.session import session as our_session
 
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("pg_pipeline_tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        .config("spark.sql.sources.parallelPartitionDiscovery.threshold", "100000")
-        .config("spark.sql.catalogImplementation", "in-memory")
-        .config("spark.sql.warehouse.dir", str(session_dir / "warehouse"))
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+    session = our_session({"spark.sql.warehouse.dir": session_dir / "warehouse"}, master="local[2]")
     yield session
     session.stop()
 

@@ -1,0 +1,1 @@
+"""How bytes become rows: the session, the readers and bad-file isolation. Knows neither Dagster nor the queue."""

@@ -1,0 +1,191 @@
+"""Opening one file: its version, its compression, and the reason when it is bad. No Spark here."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from pg_pipeline.coordination.types import FileVersion
+
+Reason = Literal[
+    "corrupt",
+    "bad_lines",
+    "wrong_schema",
+    "wrong_header",
+    "wrong_format",
+    "empty",
+    "missing",
+    "vanished",
+    "changed",
+    "no_permission",
+]
+REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
+
+_GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+
+class BadFile(Exception):
+    """This file goes to quarantine."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: Reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    size: int
+    mtime_ns: int
+
+    @property
+    def version(self) -> str:
+        return f"{self.size}-{self.mtime_ns}"
+
+
+def file_version(path: str, *, content_hash: bool = False) -> FileVersion:
+    """A file as it is now, as it should be submitted; raises FileNotFoundError when there is none."""
+    now = stat(path)
+    version = f"sha256:{sha256(path)}" if content_hash else now.version
+    return FileVersion(path=path, version=version, size=now.size)
+
+
+def stat(path: str) -> Stat:
+    local = local_path(path)
+    if local is not None:
+        found = local.stat()
+        return Stat(found.st_size, found.st_mtime_ns)
+    system, inner = fs.FileSystem.from_uri(path)
+    info = system.get_file_info(inner)
+    if info.type == fs.FileType.NotFound:
+        raise FileNotFoundError(path)
+    return Stat(info.size or 0, info.mtime_ns or 0)
+
+
+def is_version(path: str, version: str, size: int, now: Stat) -> bool:
+    """Whether a file is still what was submitted. An etag cannot be asked for here: its size must do."""
+    if now.size != size:
+        return False
+    if version.startswith("sha256:"):
+        return sha256(path) == version.removeprefix("sha256:")
+    own_form = version.count("-") == 1 and version.replace("-", "").isdigit()
+    return now.version == version if own_form else True
+
+
+def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Stat:
+    """The file's state, or BadFile: `reading` says whether it was there before."""
+    try:
+        now = stat(path)
+        unchanged = is_version(path, version, size, now)
+    except (FileNotFoundError, NotADirectoryError):
+        if reading:
+            raise BadFile("vanished", "the file was there and is gone") from None
+        raise BadFile("missing", "there is no file at this path") from None
+    except PermissionError:
+        raise BadFile("no_permission", "the worker may not read this file") from None
+    if not unchanged:
+        raise BadFile("changed", "the file is not the version that was submitted: submit it again")
+    return now
+
+
+def sha256(path: str) -> str:
+    with open_raw(path) as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def local_path(path: str) -> Path | None:
+    if "://" not in path and not path.startswith("file:"):
+        return Path(path)
+    parts = urlsplit(path)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def compression(path: str) -> str | None:
+    return _COMPRESSIONS.get(Path(urlsplit(path).path if "://" in path else path).suffix.lower())
+
+
+def open_raw(path: str) -> IO[bytes]:
+    local = local_path(path)
+    if local is not None:
+        return local.open("rb")
+    system, inner = fs.FileSystem.from_uri(path)
+    return system.open_input_stream(inner)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def open_text(path: str) -> Iterator[IO[bytes]]:
+    """The decompressed bytes of a text file; its name decides how, and its first bytes must agree."""
+    codec = compression(path)
+    with open_raw(path) as raw:
+        head = raw.read(8)
+        _check_magic(codec, head)
+        raw.seek(0)
+        if codec == "gzip":
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield stream  # type: ignore[misc]
+        elif codec == "zstd":
+            with pa.CompressedInputStream(raw, "zstd") as stream:
+                yield stream
+        else:
+            yield raw
+
+
+def _check_magic(codec: str | None, head: bytes) -> None:
+    if not head:
+        raise BadFile("empty", "the file has no bytes")
+    if codec == "gzip" and not head.startswith(_GZIP):
+        raise BadFile("wrong_format", "the name says gzip and the content is not")
+    if codec == "zstd" and not head.startswith(_ZSTD):
+        raise BadFile("wrong_format", "the name says zstd and the content is not")
+    if codec is None:
+        check_text(head)
+
+
+def check_text(head: bytes) -> None:
+    """Compressed, Parquet and other binary content under the name of a text file."""
+    for magic, name in ((_GZIP, "gzip"), (_ZSTD, "zstd"), (_PARQUET, "Parquet")):
+        if head.startswith(magic):
+            raise BadFile("wrong_format", f"the name says text and the content is {name}")
+    if b"\x00" in head:
+        raise BadFile("wrong_format", "the name says text and the content is binary")
+
+
+@contextmanager
+def verdicts() -> Iterator[None]:
+    """Turns what reading can raise into the reason why this file is bad; a failing disk or network passes."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadFile("vanished", "the file was there and is gone") from None
+    except PermissionError:
+        raise BadFile("no_permission", "the worker may not read this file") from None
+    except IsADirectoryError:
+        raise BadFile("wrong_format", "the path is a folder") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadFile("corrupt", one_line(error)) from None
+    except pa.ArrowInvalid as error:
+        raise BadFile("corrupt", one_line(error)) from None
+    except OSError as error:
+        # pyarrow raises a plain OSError, without an errno, for what its codecs and parsers reject.
+        if error.errno is None:
+            raise BadFile("corrupt", one_line(error)) from None
+        raise
+
+
+def one_line(error: BaseException) -> str:
+    text: Any = str(error) or type(error).__name__
+    return " ".join(str(text).split())[:300]
