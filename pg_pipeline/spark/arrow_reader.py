@@ -141,11 +141,14 @@ class ReadTask:
                     yield pa.RecordBatch.from_arrays([*batch.columns, ordinals], [*batch.schema.names, ORDINAL])
 
 
-def read_file(file: BatchFile, plan: ReadPlan, spool: Spool) -> FileReport:
-    """Reads one whole file; its rows count only when the report has no reason and no doubt."""
+def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = False) -> FileReport:
+    """Reads one whole file; its rows count only when the report has no reason and no doubt.
+
+    `seen` says that the file was there before, in this attempt.
+    """
     rows_in = rescued = kept = 0
     try:
-        check_unchanged(file.path, file.version, file.size, reading=False)
+        check_unchanged(file.path, file.version, file.size, reading=seen)
         with verdicts():
             for piece in READERS[plan.format](file.path, plan):
                 rows_in += piece.rows_in

@@ -12,9 +12,10 @@ from pg_pipeline.spark.errors import BatchCancelled, TransformFailed
 _FRAME = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
 _OURS = re.compile(r"pg_pipeline/(spark|sinks)/")
 _PYSPARK = re.compile(r"(pyspark(\.zip)?/)|(/py4j/)")
+_FILES = re.compile(r"FAILED_READ_FILE|CANNOT_READ_FILE|PATH_NOT_FOUND|FILE_NOT_EXIST|CANNOT_OPEN_FILE")
 # Conditions that Spark raises about storage, memory and lost machines rather than about an expression.
 _MACHINERY = re.compile(
-    r"^(FAILED_READ_FILE|TASK_WRITE|INTERNAL|SPARK_JOB_CANCELLED|OUT_OF_MEMORY|UNABLE_TO_ACQUIRE|_LEGACY)"
+    r"^(FAILED_READ_FILE|CANNOT_READ|PATH_NOT_FOUND|TASK_WRITE|INTERNAL|SPARK_JOB_CANCELLED|OUT_OF_MEMORY|UNABLE_TO_ACQUIRE|_LEGACY)"
 )
 
 
@@ -43,6 +44,11 @@ def from_running(error: Exception, where: str) -> Exception:
     if isinstance(error, PySparkException) and condition is not None and not _MACHINERY.match(condition):
         return TransformFailed(f"{text.splitlines()[0]}\n{_call_site(text)}\nThe transform of {where} raised this.")
     return error
+
+
+def is_about_files(error: Exception) -> bool:
+    """Whether Spark's reader stopped at a file."""
+    return bool(_FILES.search(f"{_condition(error)} {error}"))
 
 
 def _condition(error: Exception) -> str | None:

@@ -14,11 +14,13 @@ from pg_pipeline.coordination.types import JSON, AttemptRef, BatchFile, BatchRes
 from pg_pipeline.sinks.base import COUNTED_FILE, FILE, Sink, Staged, visible
 from pg_pipeline.spark import failures
 from pg_pipeline.spark.arrow_reader import arrow_can, read_with_arrow
-from pg_pipeline.spark.errors import BadFiles, RecipeError, SchemaDrift, SparkError, TransformFailed
+from pg_pipeline.spark.errors import BadFiles, SchemaDrift, SparkError, TransformFailed, UnsteadyFiles
+from pg_pipeline.spark.probe import probe
 from pg_pipeline.spark.progress import OnProgress, watched
 from pg_pipeline.spark.recipe import Batch, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports, by_ordinal, new_reports, unreported
 from pg_pipeline.spark.session import POOL, quiet
+from pg_pipeline.spark.spark_reader import Look, SparkRead, look, still_there, verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,13 +77,14 @@ class _Work:
 
     def run(self) -> Processed:
         with_arrow = self.recipe.reader == "arrow" or (self.recipe.reader == "auto" and arrow_can(self.recipe))
-        return self._arrow() if with_arrow else self._spark()
+        return self._arrow() if with_arrow else self._spark({})
 
     def _arrow(self) -> Processed:
         strict = self.recipe.reader == "arrow"
         reports = new_reports(self.spark.sparkContext)
         rows = read_with_arrow(self.spark, self.recipe, self.files, reports, strict=strict)
-        out, staged = self._stage(rows, self.files, reports)
+        out = self._transform(rows, self.files)
+        staged = self._stage(out, self.files, reports)
         found = by_ordinal(reports.value)
         missing = unreported([file.ordinal for file in self.files], found)
         if missing:
@@ -92,19 +95,57 @@ class _Work:
         reports._value = set()  # PySpark keeps every accumulator for ever
         if any(report.doubtful for report in found.values()):
             _discard(self.sink, self.attempt, self.dsn)
-            return self._spark()
+            return self._spark({o: report for o, report in found.items() if report.reason is not None})
         return self._processed(found, out, staged, "arrow")
 
-    def _spark(self) -> Processed:
-        raise RecipeError("This recipe needs Spark's own reader, which is not there yet: use reader='arrow'.")
+    def _spark(self, bad: dict[int, FileReport]) -> Processed:
+        """Runs without the files known to be bad, until a run shows no more of them: two, rarely three."""
+        seen = look(self.recipe, [file for file in self.files if file.ordinal not in bad])
+        bad |= seen.bad
+        probed = False
+        for _ in range(3):
+            good = [file for file in self.files if file.ordinal not in bad]
+            try:
+                found, out, staged = self._spark_once(good, seen)
+            except Exception as error:
+                if probed or not failures.is_about_files(error):
+                    raise
+                probed = True
+                more = probe(self.spark, self.recipe, good)
+                if not more:
+                    raise
+            else:
+                more = {o: report for o, report in found.items() if report.reason is not None}
+                if not more:
+                    return self._processed(found | bad, out, staged, "spark")
+            _discard(self.sink, self.attempt, self.dsn)
+            bad |= more
+        raise UnsteadyFiles(f"Files of {self._where()} kept turning bad while they were read: it will be tried again.")
 
-    def _stage(self, rows: DataFrame, files: Sequence[BatchFile], reports: Reports) -> tuple[DataFrame, Staged]:
-        out = self._transform(rows, files)
+    def _spark_once(self, good: Sequence[BatchFile], seen: Look) -> tuple[dict[int, FileReport], DataFrame, Staged]:
+        reading = SparkRead(self.spark, self.recipe, good, seen)
+        before = self._jobs()
+        out = self._transform(reading.rows, good)
+        # Counts belong to the first job that sees the rows, which must be the one that stages them.
+        ours = self._jobs() == before
+        staged = self._stage(out, good, new_reports(self.spark.sparkContext))
+        tally = (reading.tally() if ours else None) or reading.count()
+        missing = [file for file in good if file.path not in tally.rows]
+        if missing:
+            # No rows, or rows that a limit in the transform left unread.
+            tally = tally.joined(SparkRead(self.spark, self.recipe, missing, seen).count())
+        found = {file.ordinal: verdict(file, tally, self.recipe) for file in good}
+        return found | still_there(good), out, staged
+
+    def _jobs(self) -> set[int]:
+        return set(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(self.attempt.token)))
+
+    def _stage(self, out: DataFrame, files: Sequence[BatchFile], reports: Reports) -> Staged:
         with psycopg.connect(self.dsn) as conn:
             self.sink.prepare(conn, visible(out.schema))
         try:
             with watched(self.spark.sparkContext, str(self.attempt.token), files, reports, self.on_progress):
-                return out, self.sink.stage(out, self.attempt, self.dsn)
+                return self.sink.stage(out, self.attempt, self.dsn)
         except SparkError:
             raise
         except Exception as error:
