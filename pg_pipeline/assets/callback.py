@@ -79,7 +79,8 @@ def run_callback(spark: SparkSession, pipeline: FilePipeline, lease: Lease, dsn:
     if hasattr(answer, "limit") and hasattr(answer, "collect"):
         return CallbackResult(summary=_rows(answer))
     raise CallbackFailed(
-        f"The callback of {pipeline.name} returned {type(answer).__name__}: return a DataFrame, a dict or a CallbackResult."
+        f"The callback of {pipeline.name} returned {type(answer).__name__}: "
+        "return a DataFrame, a dict or a CallbackResult."
     )
 
 
@@ -96,7 +97,8 @@ def _rows(frame: DataFrame) -> JSON:
     rows = [row.asDict(recursive=True) for row in frame.limit(SUMMARY_ROWS + 1).collect()]
     if len(rows) > SUMMARY_ROWS:
         raise CallbackFailed(
-            f"The callback returned more than {SUMMARY_ROWS} rows: aggregate them, or write them to a table and return a dict."
+            f"The callback returned more than {SUMMARY_ROWS} rows: "
+            "aggregate them, or write them to a table and return a dict."
         )
     return {"rows": [_json(row) for row in rows]}
 

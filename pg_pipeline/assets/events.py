@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -29,7 +30,6 @@ def log_events(context: Context, events: Sequence[Event]) -> None:
 
 def report_planned(instance: dg.DagsterInstance, run: dg.DagsterRun, step: str, asset: dg.AssetKey, key: str) -> None:
     """Say that this run meant to make the partition: with its failure, that is what shows the partition as failed."""
-    from dagster._core.event_api import EventLogRecord  # noqa: F401 - the module that pulls the event types in order
     from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
     planned = DagsterEvent.build_asset_materialization_planned_event(
@@ -43,7 +43,7 @@ def _log_together(context: Context, events: Sequence[Event]) -> bool:
         from dagster._core.events import DagsterEvent, DagsterEventBatchMetadata, generate_event_batch_id
 
         step = context.get_step_execution_context()
-        make = {
+        make: dict[type, Callable[..., Any]] = {
             dg.AssetMaterialization: DagsterEvent.asset_materialization,
             dg.AssetObservation: DagsterEvent.asset_observation,
         }
@@ -55,10 +55,10 @@ def _log_together(context: Context, events: Sequence[Event]) -> bool:
     try:
         for start in range(0, len(events), BATCH):
             chunk = events[start : start + BATCH]
-            identity = generate_event_batch_id()
+            identity = generate_event_batch_id()  # type: ignore[no-untyped-call]
             for number, event in enumerate(chunk):
                 last = number == len(chunk) - 1
-                make[type(event)](step, event, DagsterEventBatchMetadata(identity, last))  # type: ignore[operator]
+                make[type(event)](step, event, DagsterEventBatchMetadata(identity, last))
     finally:
         if before is None:
             del os.environ[_VARIABLE]

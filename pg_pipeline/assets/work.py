@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,7 +120,7 @@ def drain(
     seconds: float | None = None,
     claim: Callable[[Worker], Sequence[Lease]] | None = None,
     linger: float = LINGER,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Do what is ready, `slots` at a time in one Spark session, until nothing is left or the time is up.
 
     Closing the iterator (a cancelled run) cancels the Spark jobs under way; leaving the worker hands leases back.
@@ -172,8 +172,9 @@ def drain(
         if open_slots:
             bench.stopping.set()
         while any(thread.is_alive() for thread in threads):
-            for lease in bench.worker.held if open_slots else ():
-                bench.lost(lease, "its run was stopped")
+            if open_slots:
+                for lease in bench.worker.held:
+                    bench.lost(lease, "its run was stopped")
             for thread in threads:
                 thread.join(0.2)
     if trouble is not None:

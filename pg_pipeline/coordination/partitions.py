@@ -144,7 +144,10 @@ def execution(db: Database, key: str) -> ExecutionReport:
     )
     if not rows:
         raise NotFound(f"execution {key} not found: list them with pg-pipeline executions.")
-    return ExecutionReport(**{name: int(v) if type(v).__name__ == "Decimal" else v for name, v in rows[0].items()})
+    row = rows[0]
+    for name in ("files", "rows_in", "rows_out", "rows_rescued", "quarantined"):
+        row[name] = int(row[name])  # sums of bigint are numeric
+    return ExecutionReport(**row)
 
 
 def places(db: Database, execution: str, numbers: Sequence[int]) -> list[Place]:

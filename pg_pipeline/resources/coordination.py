@@ -1,7 +1,5 @@
 """The way to Postgres: the user's own where there is one, the embedded one otherwise, migrated on first use."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

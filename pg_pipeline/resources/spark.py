@@ -1,7 +1,5 @@
 """dagster-pyspark's session with our defaults, started when it is first used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dagster_pyspark import LazyPySparkResource

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from pg_pipeline.sinks import target
 from pg_pipeline.sinks.base import BATCH, EXECUTION
+from pg_pipeline.sinks.parquet import ParquetDataset
 from pg_pipeline.sinks.postgres import PostgresTable
 
 if TYPE_CHECKING:
@@ -33,15 +34,32 @@ def read(
     if isinstance(sink, PostgresTable):
         with psycopg.connect(dsn) as conn:
             return spark.createDataFrame(table_rows(conn, sink.table, execution=execution, batches=batches))
+    if isinstance(sink, ParquetDataset):
+        return _dataset_rows(spark, sink, dsn, execution, batches)
     frame: DataFrame = sink.read(spark, dsn, execution=execution, batches=batches)
     return frame
+
+
+def _dataset_rows(
+    spark: SparkSession, sink: ParquetDataset, dsn: str, execution: str | None, batches: Batches | None
+) -> DataFrame:
+    with psycopg.connect(dsn) as conn:
+        everything = sink.read(spark, conn)
+        if execution is None and batches is None:
+            return everything
+        found = conn.execute("select path, execution, batch from pipeline.parquet_files(%s)", (sink.path,)).fetchall()
+    wanted = set(batches or ())
+    paths = [f"{sink.path}/{path}" for path, e, b in found if e == execution or (e, b) in wanted]
+    if not paths:
+        return spark.createDataFrame([], everything.schema)
+    return spark.read.schema(everything.schema).parquet(*paths)
 
 
 def table_rows(
     conn: psycopg.Connection[Any], table: str, *, execution: str | None = None, batches: Batches | None = None
 ) -> pa.Table:
     """A table's rows as Arrow. Keys travel as a bound setting: COPY takes no parameters, and text is never pasted."""
-    condition = sql.SQL("")
+    condition: sql.Composable = sql.SQL("")
     if execution is not None or batches is not None:
         wanted = json.dumps([{"e": e, "b": b} for e, b in batches or ()] if execution is None else execution)
         conn.execute("select set_config('pg_pipeline.wanted', %s, true)", (wanted,))
