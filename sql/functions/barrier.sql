@@ -197,7 +197,7 @@ begin
     settled = expected - v_count, deadline = null
   where id = v_execution.id;
   insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-  select pipeline._batch_lane(v_execution, v_queue.name), v_execution.id, b.generation, b.number, v_queue.max_attempts
+  select (select pipeline._batch_lane(v_execution, v_queue.name)), v_execution.id, b.generation, b.number, v_queue.max_attempts
   from pipeline.batch b where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
   perform pipeline._wake(v_queue.name);
   v_answer := jsonb_build_object('execution', p_execution, 'generation', v_execution.generation + 1, 'batches', v_count);
