@@ -74,6 +74,14 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class RunLife:
+    """`live`: True while a worker of it lives, False when one died without a word, None when all said goodbye."""
+
+    live: bool | None
+    quiet: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingCallback:
     pipeline: str
     execution: str
@@ -168,9 +176,9 @@ def waiting_callbacks(db: Database, pipelines: Sequence[str]) -> list[WaitingCal
     return [WaitingCallback(**row) for row in rows]
 
 
-def run_lives(db: Database) -> dict[str, bool]:
-    """Run id → whether one of its workers lives; false where all of them died without a word."""
-    return {row["run_id"]: row["live"] for row in db.rows("select * from pipeline.run_lives()")}
+def run_lives(db: Database) -> dict[str, RunLife]:
+    """Of every run that has or had workers, by its id."""
+    return {row["run_id"]: RunLife(row["live"], row["quiet"]) for row in db.rows("select * from pipeline.run_lives()")}
 
 
 def known_requests(db: Database, pipeline: str, keys: Sequence[str]) -> set[str]:

@@ -32,6 +32,6 @@ orders = FilePipeline(
     transform=lambda df, _batch: df.where("amount > 0"),
     sink=PostgresTable("analytics.orders"),
     callback=summarise_by_country,
-    batch_files=25,
+    batch_files=10,
     description="Orders with a positive amount, from the shop's JSON files.",
 )

@@ -149,9 +149,10 @@ begin
 end
 $$;
 
--- Runs of which a worker died unsaid and none lives, and those of which one lives.
+-- How the workers of each run are: live is true while one lives, false when one died without a word and
+-- none lives, null when all of them said goodbye; quiet is how long ago the last of them was heard of.
 create or replace function pipeline.run_lives()
-returns table (run_id text, live boolean)
+returns table (run_id text, live boolean, quiet interval)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -161,10 +162,13 @@ begin
   with gone as materialized (
     select g.id from pipeline.queue q cross join lateral unnest(pipeline._gone_workers(q.name)) g(id)
   )
-  select w.run_id, bool_or(w.stopped_at is null and g.id is null)
+  select w.run_id,
+         case when bool_or(w.stopped_at is null and g.id is null) then true
+              when bool_or(w.stopped_at is null) then false end,
+         clock_timestamp() - max(greatest(w.beat_at, w.stopped_at))
   from pipeline.worker w left join gone g on g.id = w.id
   where w.run_id is not null
-  group by w.run_id having bool_or(w.stopped_at is null);
+  group by w.run_id;
 end
 $$;
 
