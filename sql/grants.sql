@@ -14,14 +14,17 @@ begin
   for v_grant in
     select * from (values
       ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files',
-                                   'unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
-                                   'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before']),
+                                      'parquet_files']),
+      ('pipeline_reader',    array['unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
+                                      'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before',
+                                      'dead_letter_news', 'quarantine_news']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
                                       'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',
-                                      'mark_reported', 'mark_summary_reported', 'register_pipeline']),
+                                      'mark_reported', 'mark_summary_reported', 'register_pipeline',
+                                      'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
                                       'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions'])
     ) g(role_name, functions)

@@ -15,6 +15,8 @@ from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource, SparkResource
 
 WORKER_TAG = "pg_pipeline/worker"
+QUEUE_TAG = "pg_pipeline/queue"
+DRAINED = ("batch", "callback")
 REPORT_EVERY = 20
 
 
@@ -32,8 +34,12 @@ def bench_of(
     queue: str,
     coordination: CoordinationResource,
     pyspark: SparkResource,
+    kinds: Sequence[str] = ("targeted",),
 ) -> Iterator[Bench]:
-    """A worker with its Spark session. Its row is there before Spark starts, so a run killed early is seen."""
+    """A worker with its Spark session. Its row is there before Spark starts, so a run killed early is seen.
+
+    `kinds` is what it takes unasked; a targeted run takes nothing unasked and does not count as a drain.
+    """
     db = coordination.db
     for pipeline in pipelines.values():
         submission.register_pipeline(db, pipeline.name, **pipeline.registration)
@@ -41,7 +47,7 @@ def bench_of(
     worker = coordination.worker(
         queue,
         pipelines=list(pipelines),
-        kinds=["batch", "callback"],
+        kinds=kinds,
         run_id=context.run.run_id,
         on_lost=lambda lease, why: benches[0].lost(lease, why),  # noqa: PLW0108 - the bench is made from the worker
     )
@@ -108,7 +114,7 @@ def worker_job(pipelines: Sequence[FilePipeline], name: str, pool: str | None) -
         coordination: CoordinationResource,
         pyspark: SparkResource,
     ) -> None:
-        with bench_of(context, known, config.queue, coordination, pyspark) as bench:
+        with bench_of(context, known, config.queue, coordination, pyspark, DRAINED) as bench:
             going = drain(bench, slots=config.slots, seconds=config.max_seconds, linger=config.linger_seconds)
             with closing(going):
                 troubled = work(context, bench, known, coordination, going)

@@ -192,5 +192,15 @@ def ended_before(db: Database, executions: Sequence[str], age: timedelta) -> set
     return {row["execution"] for row in rows}
 
 
+def dead_letter_news(db: Database, pipelines: Sequence[str], after: int) -> list[dict[str, Any]]:
+    return db.rows("select * from pipeline.dead_letter_news(%s, %s)", (list(pipelines), after))
+
+
+def quarantine_news(db: Database, pipelines: Sequence[str], after: datetime) -> list[BatchReport]:
+    """Batches that set files aside after this moment, oldest first."""
+    rows = db.rows("select * from pipeline.quarantine_news(%s, %s)", (list(pipelines), after))
+    return [BatchReport(**row) for row in rows]
+
+
 def _list(values: Sequence[int] | None) -> list[int] | None:
     return None if values is None else list(values)

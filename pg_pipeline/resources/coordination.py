@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from pg_pipeline.coordination import migrations
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.outbox import Dispatcher
 from pg_pipeline.coordination.worker import OnLost, Worker
 from pg_pipeline.embedded.postgres import ensure_running
 from pg_pipeline.settings import Settings, get_settings
@@ -24,6 +25,9 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
     state_dir: str | None = Field(default=None, description="Where the embedded Postgres lives.")
     heartbeat_interval: float | None = Field(default=None, description="Seconds between two heartbeats of a worker.")
     pooled: bool | None = Field(default=None, description="The DSN leads through a transaction pooler.")
+
+    webhook_secret: str | None = Field(default=None, description="Signs webhooks, so that receivers know them.")
+    webhook_allow_private: bool = Field(default=False, description="Also deliver to addresses inside the network.")
 
     _db: Database | None = PrivateAttr(default=None)
 
@@ -69,6 +73,12 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
             on_lost=on_lost,
             heartbeat_interval=settings.heartbeat_interval,
             pooled=settings.pooled,
+        )
+
+    def dispatcher(self, *, timeout: float = 10.0) -> Dispatcher:
+        """Delivers the outbox."""
+        return Dispatcher(
+            self.db, secret=self.webhook_secret, timeout=timeout, allow_private=self.webhook_allow_private
         )
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002

@@ -14,7 +14,7 @@ from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.races.sessions import Session, at_once
 
 Open = Callable[[], Session]
-ROUNDS = 25
+ROUNDS = 15
 
 
 def send(db: Database, *keys: str) -> None:

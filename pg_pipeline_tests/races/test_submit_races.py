@@ -15,7 +15,7 @@ from pg_pipeline_tests.coordination.conftest import files, state
 from pg_pipeline_tests.races.sessions import Session, at_once, callbacks, drain, places
 
 Open = Callable[[], Session]
-ROUNDS = 15
+ROUNDS = 10
 SUBMIT = "select pipeline.submit(%s, %s, %s, %s, %s)"
 
 

@@ -188,3 +188,27 @@ begin atomic
   select k.key from unnest(p_executions) k(key) left join pipeline.execution x on x.key = k.key
   where x.id is null or x.ended_at < now() - p_age;
 end;
+
+-- Dead letters after a number, for an alert each. Some seconds old: ids are given out before their commit.
+create or replace function pipeline.dead_letter_news(p_pipelines text[], p_after bigint, p_limit int default 50)
+returns table (id bigint, pipeline text, kind text, execution text, generation int, batch int, attempts int, reason text, error text, died_at timestamptz)
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+begin atomic
+  select d.id, d.pipeline, d.kind, x.key, d.generation, d.batch, d.attempts, d.reason, d.error, d.died_at
+  from pipeline.dead_letter d left join pipeline.execution x on x.id = d.execution_id
+  where d.id > p_after and d.pipeline = any (p_pipelines) and d.died_at < clock_timestamp() - '2 s'::interval
+  order by d.id limit p_limit;
+end;
+
+-- Batches that set files aside after a moment. Some seconds old, for the same reason.
+create or replace function pipeline.quarantine_news(p_pipelines text[], p_after timestamptz, p_limit int default 50)
+returns setof pipeline.batch_report
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+begin atomic
+  select r.* from pipeline.batch_report r
+  where r.quarantined > 0 and r.state = 'committed' and r.pipeline = any (p_pipelines)
+    and r.committed_at > p_after and r.committed_at < clock_timestamp() - '2 s'::interval
+  order by r.committed_at limit p_limit;
+end;
