@@ -156,6 +156,7 @@ class PipelineBench:
 
     def close(self) -> None:
         self.db.close()
+        self.instance.dispose()
 
 
 @pytest.fixture

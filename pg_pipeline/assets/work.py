@@ -182,5 +182,8 @@ def drain(
 
 
 def _first_line(error: BaseException) -> str:
+    """The line that says what happened; of a traceback that is the one after it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Traceback"):
+        lines = [line for line in lines[1:] if not line.startswith(" ")]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:1000]

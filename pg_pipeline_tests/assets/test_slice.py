@@ -8,7 +8,7 @@ import pytest
 
 from pg_pipeline.pipelines import FilePipeline
 from pg_pipeline.testing import PipelineBench
-from pg_pipeline_tests.assets.conftest import files_of_orders
+from pg_pipeline_tests.orders import files_of_orders
 
 pytestmark = pytest.mark.usefixtures("spark")
 
