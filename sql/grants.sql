@@ -31,6 +31,9 @@ begin
     select * from (values
       ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files',
                                       'parquet_files']),
+      ('pipeline_reader',    array['unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
+                                      'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before',
+                                      'dead_letter_news', 'quarantine_news']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
