@@ -1,6 +1,6 @@
 """What settles, ends and re-runs an execution, at the same moment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ def eight(session: Open) -> list[Session]:
 
 
 @pytest.fixture
-def sink(db: Database) -> Iterator[Callable[[str], int]]:
+def sink(db: Database) -> Callable[[str], int]:
     """A table of the user's; gives how many rows of an execution it shows."""
     with db.connect() as conn:
         conn.execute("create table public.sink (execution text, batch int)")
