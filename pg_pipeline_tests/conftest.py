@@ -15,16 +15,18 @@ from psycopg import sql
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.server import EmbeddedServer
-from pg_pipeline_tests.helpers import ChildProcess
+from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
-POSTGRES_VERSION = int(os.environ.pop("PG_PIPELINE_TEST_POSTGRES", "18"))
+pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
+
+POSTGRES_VERSION = int(os.environ.get("PG_PIPELINE_TEST_POSTGRES", "18"))
 
 # Settings of the person who runs the tests must not leak into them.
-for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_")]:
+for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:
     del os.environ[_name]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def session_dir() -> Iterator[Path]:
     """A short, private folder for this run, away from the project's own state."""
     folder = Path(tempfile.mkdtemp(prefix="pgp-"))
@@ -41,6 +43,7 @@ def server(session_dir: Path) -> Iterator[EmbeddedServer]:
     server.attach()
     yield server
     server.detach()
+    wait_until(lambda: not server.held("keeper.lock"), what="the keeper to stop the server and go")
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,15 @@ declare
 begin
   for v_grant in
     select * from (values
-      ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files']),
+      ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files',
+                                      'parquet_files']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
                                       'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',
-                                      'mark_reported', 'mark_summary_reported', 'register_pipeline']),
+                                      'mark_reported', 'mark_summary_reported', 'register_pipeline',
+                                      'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
                                       'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions'])
     ) g(role_name, functions)

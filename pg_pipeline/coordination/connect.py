@@ -1,5 +1,6 @@
 """Connections to Postgres, with errors that a person can act on."""
 
+import re
 from typing import Any
 
 import psycopg
@@ -9,6 +10,8 @@ from pg_pipeline.errors import ConfigurationError, DatabaseUnreachable
 
 MINIMUM_VERSION = 16
 
+_QUOTED = re.compile('"[^"]*"')  # what libpq quotes back may be a password
+
 
 def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connection[Any]:
     """Connect, and refuse a server that is too old before anything is asked of it."""
@@ -16,8 +19,9 @@ def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connectio
         settings = {"connect_timeout": timeout, "application_name": "pg_pipeline", **conninfo_to_dict(dsn)}
         conn = psycopg.connect(make_conninfo("", **settings), **options)
     except psycopg.ProgrammingError as error:
+        reason = _QUOTED.sub("…", _one_line(error))
         raise ConfigurationError(
-            f"The connection string is not valid ({_one_line(error)}): "
+            f"The connection string is not valid ({reason}): "
             "set PG_PIPELINE_DSN to something like postgresql://user:password@host:5432/database."
         ) from None
     except psycopg.OperationalError as error:

@@ -46,6 +46,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self.woken = threading.Event()
         self.last_beat = time.monotonic()
+        self._heard_at = "-infinity"  # the database's time of the last beat
         self._conn = self._connect(first=True)
         self._thread = threading.Thread(target=self._run, name="pg_pipeline-heartbeat", daemon=True)
 
@@ -121,14 +122,15 @@ class Heartbeat:
         failpoints.hit("heartbeat.before_beat")
         try:
             row = self._conn.execute(
-                "select pipeline.beat(%s, %s, %s, %s, %s) as answer",
-                (self._worker, [k.task_id for k in known], [k.token for k in known], pending, relock),
+                "select pipeline.beat(%s, %s, %s, %s, %s, %s) as answer",
+                (self._worker, [k.task_id for k in known], [k.token for k in known], pending, relock, self._heard_at),
             ).fetchone()
         except psycopg.Error as error:
             raise typed(error) from error
         self.last_beat = time.monotonic()
         assert row is not None
         answer: dict[str, Any] = row["answer"]
+        self._heard_at = answer["at"]
         for kind, why in (("lost", "another worker took it over"), ("ended", "its execution ended")):
             for token in map(UUID, answer[kind]):
                 self._lose(token, why)

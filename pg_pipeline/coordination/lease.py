@@ -108,4 +108,4 @@ def result_json(result: BatchResult | CallbackResult | Mapping[str, JSON] | None
         }
     if isinstance(result, CallbackResult):
         return {"summary": result.summary, "outbox": list(result.outbox)}
-    return result
+    return {} if result is None else result

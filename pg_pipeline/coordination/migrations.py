@@ -14,13 +14,13 @@ from typing import Any
 
 import psycopg
 from psycopg import errors as pg
-from psycopg.pq import TransactionStatus
 
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.errors import MigrationError
 from pg_pipeline.sqlfiles import read_sql, sql_root
 
 REPEATABLE = "functions"
+_ENDS_TRANSACTION = re.compile(r"^(commit|rollback)\b", re.MULTILINE | re.IGNORECASE)
 _NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 # Roles belong to the whole cluster, so another database's migration can get in our way; then we start over.
 _TRIES = 8
@@ -76,7 +76,7 @@ def _load(root: Path) -> _Files:
         match = _NAME.fullmatch(path.name)
         if match is None:
             raise MigrationError(f"{path} is not named like 0001_name.sql: rename it.")
-        text = read_sql(f"migrations/{path.name}", root)
+        text = _whole(path.stem, read_sql(f"migrations/{path.name}", root))
         migrations.append(Migration(int(match[1]), path.stem, text, _checksum(text)))
     versions = [migration.version for migration in migrations]
     if not versions or versions != list(range(1, len(versions) + 1)):
@@ -87,8 +87,15 @@ def _load(root: Path) -> _Files:
     names = [f"functions/{path.name}" for path in sorted((root / "functions").glob("*.sql"))]
     if (root / "grants.sql").exists():
         names.append("grants.sql")
-    texts = tuple(read_sql(name, root) for name in names)
+    texts = tuple(_whole(name, read_sql(name, root)) for name in names)
     return _Files(tuple(migrations), texts, _checksum("\0".join((*names, *texts))))
+
+
+def _whole(name: str, text: str) -> str:
+    """Refuse a file that would end its own transaction half-way, before any of it has run."""
+    if _ENDS_TRANSACTION.search(text):
+        raise MigrationError(f"{name} ends the transaction that it runs in: take its commit or rollback out.")
+    return text
 
 
 def _checksum(text: str) -> str:
@@ -161,7 +168,7 @@ def _step(conn: psycopg.Connection[Any], files: _Files) -> list[str]:
         applied = []
         for migration in files.migrations:
             if migration.name in pending:
-                _apply(conn, migration.text, migration.name)
+                _apply(conn, migration.text)
                 if migration.version == 1:
                     _execute(conn, read_sql("bookkeeping/create.sql"))
                 conn.execute(
@@ -173,16 +180,14 @@ def _step(conn: psycopg.Connection[Any], files: _Files) -> list[str]:
         # New functions may need what the last migration made, and that may have dropped what they replace.
         if pending and set(pending) <= {*applied, REPEATABLE}:
             for text in files.repeatable:
-                _apply(conn, text, REPEATABLE)
+                _apply(conn, text)
             conn.execute(read_sql("bookkeeping/record_repeatable.sql"), {"checksum": files.repeatable_checksum})
             applied.append(REPEATABLE)
         return applied
 
 
-def _apply(conn: psycopg.Connection[Any], text: str, name: str) -> None:
+def _apply(conn: psycopg.Connection[Any], text: str) -> None:
     _execute(conn, text)
-    if conn.info.transaction_status != TransactionStatus.INTRANS:
-        raise MigrationError(f"{name} ends the transaction that it runs in: take its commit or rollback out.")
     # A file may act as another role and pin its own search path; the next one starts afresh.
     _execute(conn, "reset role; reset search_path")
 

@@ -96,9 +96,11 @@ def _may_enter(account: Account, folder: Path) -> bool:
     status = folder.stat()
     if status.st_uid == account.uid:
         return bool(status.st_mode & stat.S_IXUSR)
-    for tag, permission, identity in _read_acl(folder):
+    entries = _read_acl(folder)
+    mask = next((permission for tag, permission, _ in entries if tag == _MASK), 7)  # chmod narrows it
+    for tag, permission, identity in entries:
         if tag == _USER and identity == account.uid:
-            return bool(permission & 1)
+            return bool(permission & mask & 1)
     if status.st_gid == account.gid:
         return bool(status.st_mode & stat.S_IXGRP)
     return bool(status.st_mode & stat.S_IXOTH)

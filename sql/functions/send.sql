@@ -67,15 +67,21 @@ begin
     on conflict do nothing
     returning r.key, r.task_id
   ),
+  placed as materialized (
+    select s.task_id, s.key, f.body, coalesce(f.body->>'pipeline', '') as pipeline, f.body->>'kind' as kind,
+           coalesce((f.body->>'priority')::smallint, 0::smallint) as priority, coalesce(f.body->>'tenant', '') as tenant
+    from stored s join first_of_key f using (key)
+  ),
+  lanes as materialized (  -- new ones are made in order too
+    select d.*, pipeline._lane(p_queue, d.pipeline, d.kind, d.priority, d.tenant) as id
+    from (select distinct pipeline, kind, priority, tenant from placed order by 1, 2, 3, 4) d
+  ),
   enqueued as (
     insert into pipeline.task (id, lane_id, execution_id, generation, batch, ready_at, max_attempts, key, payload)
-    select s.task_id,
-           pipeline._lane(p_queue, coalesce(f.body->>'pipeline', ''), f.body->>'kind',
-                             coalesce((f.body->>'priority')::smallint, 0::smallint), coalesce(f.body->>'tenant', '')),
-           (f.body->>'execution_id')::bigint, (f.body->>'generation')::int, (f.body->>'batch')::int,
+    select f.task_id, l.id, (f.body->>'execution_id')::bigint, (f.body->>'generation')::int, (f.body->>'batch')::int,
            v_now + make_interval(secs => coalesce((f.body->>'delay_seconds')::float8, 0)),
-           v_queue.max_attempts, s.key, f.body->'payload'
-    from stored s join first_of_key f using (key)
+           v_queue.max_attempts, f.key, f.body->'payload'
+    from placed f join lanes l using (pipeline, kind, priority, tenant)
     returning id
   )
   select e.n, e.key,

@@ -131,25 +131,25 @@ declare
   v_first     int;
   v_answer    jsonb;
   v_retaken   jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
+  v_keys      uuid[] := '{}';
 begin
   if cardinality(p_paths) is distinct from cardinality(p_versions)
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
-  select * into v_execution from pipeline.execution where key = p_execution for update;
-  if not found then
-    perform pipeline._execution(p_execution);
-  end if;
+  -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
+  select * into v_execution from pipeline._execution(p_execution);
+  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
+  select * into v_execution from pipeline.execution where id = v_execution.id for update;
   if v_execution.state <> 'open' then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s: files can be added only while it is open', p_execution, v_execution.state),
       hint = 'submit them with a new request key';
   end if;
   select * into v_pipeline from pipeline.pipeline where name = v_execution.pipeline;
-  perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
 
   if p_released then
-    v_retaken := pipeline._retake(v_execution, v_pipeline, p_paths, p_versions);
+    select r.answer, r.keys into v_retaken, v_keys from pipeline._retake(v_execution, v_pipeline, p_paths, p_versions) r;
   end if;
   select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = v_execution.id;
 
@@ -161,7 +161,7 @@ begin
     select a.*, k.execution_id as owner,
       case
         when row_number() over (partition by a.key order by a.n) > 1 then 'repeated'
-        when k.key is not null and k.execution_id = v_execution.id then 'retaken'
+        when a.key = any (v_keys) then 'retaken'
         when k.state = 'released' then 'released'
         when k.key is not null then 'known'
         when a.modified < v_pipeline.horizon then 'too_old'
@@ -188,7 +188,7 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(v_execution, v_pipeline.queue), v_execution.id, v_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(v_execution, v_pipeline.queue)), v_execution.id, v_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = v_pipeline.queue
     order by m.number
     returning 1
@@ -218,22 +218,31 @@ begin
 end
 $$;
 
+-- The lane of the execution's batches. Its callback's is made here too: made by the finish that needs
+-- it first, it would have other finishes wait, and crosswise.
 create or replace function pipeline._batch_lane(p_execution pipeline.execution, p_queue text) returns int
-language sql volatile
-set search_path = pg_catalog, pg_temp
-return pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
-
--- Takes released files over into this execution, in batches of their own.
--- Caller: holds the execution's lock.
-create or replace function pipeline._retake(
-  p_execution pipeline.execution, p_pipeline pipeline.pipeline, p_paths text[], p_versions text[]
-) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_first  int;
-  v_answer jsonb;
+  v_id int := pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
+begin
+  perform pipeline._lane(p_queue, p_execution.pipeline, 'callback', p_execution.priority, p_execution.tenant);
+  return v_id;
+end
+$$;
+
+-- Takes released files over into this execution, in batches of their own.
+-- Caller: holds the execution's lock.
+create or replace function pipeline._retake(
+  p_execution pipeline.execution, p_pipeline pipeline.pipeline, p_paths text[], p_versions text[],
+  out answer jsonb, out keys uuid[]
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_first int;
 begin
   select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = p_execution.id;
   with asked as materialized (
@@ -254,7 +263,7 @@ begin
       execution_id = p_execution.id, batch = v_first + c.c[1], ordinal = c.c[2] - 1,
       state = null, reason = null, detail = null
     from cut c where k.key = c.key
-    returning k.batch, k.size
+    returning k.key, k.batch, k.size
   ),
   made as (
     insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
@@ -263,15 +272,16 @@ begin
   ),
   enqueued as (
     insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select pipeline._batch_lane(p_execution, p_pipeline.queue), p_execution.id, p_execution.generation, m.number, q.max_attempts
+    select (select pipeline._batch_lane(p_execution, p_pipeline.queue)), p_execution.id, p_execution.generation, m.number, q.max_attempts
     from made m cross join pipeline.queue q where q.name = p_pipeline.queue
     order by m.number
     returning 1
   )
   select jsonb_build_object('taken', (select count(*) from taken),
                             'bytes', (select coalesce(sum(size), 0) from taken),
-                            'batches', (select count(*) from enqueued)) into v_answer;
-  return v_answer;
+                            'batches', (select count(*) from enqueued)),
+         array(select t.key from taken t)
+  into answer, keys;
 end
 $$;
 

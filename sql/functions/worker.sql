@@ -29,11 +29,16 @@ begin
 end
 $$;
 
+drop function if exists pipeline.beat(uuid, bigint[], uuid[], uuid[], boolean);
+
 -- One beat: renews the worker row and reconciles. Waits for no task lock, so that a finish can't stall it.
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
--- the process did not know, "locked"}. p_pending are claims whose answer is still on its way.
+-- the process did not know, "at"}. p_pending are claims whose answer is still on its way. p_listed_after
+-- is the "at" of the beat before: what was claimed since may have come back after the process
+-- listed what it holds, so it is left to the next beat.
 create or replace function pipeline.beat(
-  p_worker uuid, p_tasks bigint[], p_tokens uuid[], p_pending uuid[] default '{}', p_relock boolean default false
+  p_worker uuid, p_tasks bigint[], p_tokens uuid[], p_pending uuid[] default '{}', p_relock boolean default false,
+  p_listed_after timestamptz default 'infinity'
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -65,13 +70,13 @@ begin
   for v_task in
     select * from pipeline.task t
     where t.worker = p_worker and t.token is not null
-      and t.token <> all (p_tokens) and t.claim_id <> all (p_pending)
+      and t.token <> all (p_tokens) and t.claim_id <> all (p_pending) and t.claimed_at < p_listed_after
     order by t.id for update skip locked
   loop
     perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
     v_count := v_count + 1;
   end loop;
-  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count);
+  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at);
 end
 $$;
 

@@ -1,0 +1,54 @@
+# Two commands are all you need: `make demo` and `make test`. Each sets up what it needs, by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help demo test test-system test-all lint format clean
+
+help:
+	@echo "make demo         run the main job end to end"
+	@echo "make test         lint, types, import contracts and every test that needs only Python and Java"
+	@echo "make test-system  the tests that need Debian packages, which it installs where it may"
+	@echo "make test-all     both of them, the long matrices, and Postgres 16"
+	@echo "make lint         ruff, mypy and import-linter alone"
+	@echo "make format       let ruff rewrite the code"
+	@echo "make clean        remove everything that make made, the embedded database included"
+
+# Installed again only when what is installed may have changed.
+$(READY): pyproject.toml setup.cfg
+	@$(PYTHON) pg_pipeline/__init__.py
+	@$(PYTHON) -m venv .venv || { echo "There is no virtual environment without Python's venv module: install it (on Debian: python3-venv)." >&2; exit 1; }
+	@echo "Installing pg_pipeline and what it needs into .venv (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/pg-pipeline demo
+
+lint: $(READY)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "Not formatted: run 'make format'." >&2; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > .venv/lint-imports.log 2>&1 || { cat .venv/lint-imports.log >&2; exit 1; }
+
+format: $(READY)
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+test: lint
+	@$(PYTEST) -m "not system and not long"
+
+test-system: $(READY)
+	@.ci/system-packages
+	@$(PYTEST) -m "system"
+
+test-all: test test-system
+	@$(PYTEST) -m "long"
+	@PG_PIPELINE_TEST_POSTGRES=16 $(PYTEST) -m "not system and not long" pg_pipeline_tests/coordination
+
+# The embedded server's keeper sees that its folder is gone and ends it.
+clean:
+	@rm -rf .venv .pg_pipeline build dist *.egg-info spark-warehouse artifacts
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,3 @@
+from pg_pipeline.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""What Dagster sees: enqueue, process, aggregate, checks. Speaks to Postgres only through coordination."""

@@ -1,0 +1,158 @@
+"""`pg-pipeline doctor`: is everything here that a pipeline needs, and how is each thing mended?"""
+
+import importlib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import typer
+from psycopg.rows import namedtuple_row
+from rich.table import Table
+from rich.text import Text
+
+from pg_pipeline import __version__
+from pg_pipeline.cli.output import EXIT_PROBLEMS, console
+from pg_pipeline.coordination import migrations
+from pg_pipeline.coordination.connect import connect
+from pg_pipeline.embedded.java import ensure_java, java_version
+from pg_pipeline.embedded.postgres import embedded_server, ensure_running
+from pg_pipeline.errors import PgPipelineError
+from pg_pipeline.settings import Settings, get_settings
+from pg_pipeline.sqlfiles import read_sql
+
+PACKAGES = ("dagster", "dagster-webserver", "dagster-postgres", "dagster-pyspark", "psycopg", "pyspark", "pyarrow")
+LOW_ROOM = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at; `fix` says how to mend it and is empty where all is well."""
+
+    name: str
+    found: str
+    fix: str = ""
+
+
+def doctor() -> None:
+    """Check Postgres, Java, Spark, versions, rights and folders; exit 3 where something needs mending."""
+    settings = get_settings()
+    findings = [finding for check in CHECKS for finding in _run(check, settings)]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        mark = Text("problem", style="bold red") if finding.fix else Text("ok", style="green")
+        table.add_row(mark, finding.name, Text(finding.found))
+        if finding.fix:
+            table.add_row("", "", Text(f"→ {finding.fix}", style="yellow"))
+    console.print(table)
+    problems = sum(bool(finding.fix) for finding in findings)
+    console.print(f"{problems} problems found." if problems != 1 else "1 problem found.")
+    if problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+def _run(check: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:
+    """One check that cannot go on must not hide the others."""
+    name = (check.__doc__ or "").rstrip(".")
+    try:
+        yield from check(settings)
+    except PgPipelineError as error:
+        what, _, fix = str(error).rpartition(": ")
+        yield Finding(name, what or str(error), fix or "see above")
+
+
+def _versions(_: Settings) -> Iterator[Finding]:
+    """Versions."""
+    yield Finding("Python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield Finding("pg_pipeline", __version__)
+    for package in PACKAGES:
+        try:
+            yield Finding(package, version(package))
+        except PackageNotFoundError:
+            yield Finding(package, "not installed", f"pip install {package}")
+
+
+def _variables(_: Settings) -> Iterator[Finding]:
+    """Variables."""
+    known = {f"PG_PIPELINE_{name}".upper() for name in Settings.model_fields}
+    given = sorted(name for name in os.environ if name.upper().startswith("PG_PIPELINE_"))
+    for name in given:
+        if name.upper() not in known:
+            yield Finding("Settings", f"{name} is set and means nothing", "check its spelling in docs/settings.md")
+    yield Finding("Settings", ", ".join(given) or "all at their defaults")
+
+
+def _data_folder(settings: Settings) -> Iterator[Finding]:
+    """Data folder."""
+    folder = settings.state_dir.expanduser().absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Finding(
+            "Data folder", f"{folder} cannot be written", f"make {nearest} writable or set PG_PIPELINE_STATE_DIR"
+        )
+        return
+    free = shutil.disk_usage(nearest).free
+    yield Finding(
+        "Data folder",
+        f"{folder}, {free // 2**20} MB free",
+        "free some room or set PG_PIPELINE_STATE_DIR to another disk" if free < LOW_ROOM else "",
+    )
+    data = folder / f"postgres{settings.postgres_version}" / "data"
+    if not settings.dsn and data.exists():
+        mode = stat.S_IMODE(data.stat().st_mode)
+        yield Finding("Data is private", f"{data} is {mode:04o}", f"chmod 0700 {data}" if mode & 0o077 else "")
+
+
+def _postgres(settings: Settings) -> Iterator[Finding]:
+    """Postgres."""
+    dsn = ensure_running(settings)
+    with connect(dsn, timeout=settings.connect_timeout, row_factory=namedtuple_row) as conn:
+        server = conn.execute(read_sql("doctor.sql").encode()).fetchone()
+    assert server is not None
+    where = "yours, from PG_PIPELINE_DSN" if settings.dsn else f"embedded, at {embedded_server(settings).socket_dir}"
+    yield Finding("Postgres", f"{server.version} ({where}), as {server.login}")
+    durable = server.fsync and server.synchronous_commit
+    yield Finding(
+        "Durability",
+        f"fsync {_on(server.fsync)}, synchronous_commit {_on(server.synchronous_commit)}",
+        "" if durable else "turn both on: without them a crash of Postgres loses committed work",
+    )
+    state = migrations.check(dsn, timeout=settings.connect_timeout)
+    may_migrate = server.may_create_roles and server.may_create_schemas
+    yield Finding(
+        "Rights",
+        "may migrate" if may_migrate else "may not create roles or schemas",
+        "" if may_migrate or state.current else "migrate with a login that has CREATEROLE and CREATE on the database",
+    )
+    yield Finding(
+        "Schema",
+        "current" if state.current else f"missing {', '.join(state.pending)}",
+        "" if state.current else "pg-pipeline migrate",
+    )
+
+
+def _java(_: Settings) -> Iterator[Finding]:
+    """Java."""
+    home = ensure_java()
+    yield Finding("Java", f"{java_version(home)} at {home}")
+
+
+def _spark(_: Settings) -> Iterator[Finding]:
+    """Spark."""
+    try:
+        importlib.import_module("pyspark.sql")
+    except ImportError as error:
+        yield Finding("Spark", f"cannot be imported ({error})", "pip install --force-reinstall pyspark")
+        return
+    yield Finding("Spark", f"can be imported, workers run {os.environ.get('PYSPARK_PYTHON', Path(sys.executable))}")
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+CHECKS = (_versions, _variables, _data_folder, _postgres, _java, _spark)

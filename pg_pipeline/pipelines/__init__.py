@@ -1,0 +1,1 @@
+"""What a user writes: FilePipeline(...) and the example pipelines."""

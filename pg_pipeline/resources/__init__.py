@@ -1,0 +1,1 @@
+"""Dagster resources and I/O manager: thin, configuration only."""
