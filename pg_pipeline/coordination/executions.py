@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
 
@@ -80,7 +79,6 @@ def rerun(
     answer: dict[str, Any] = db.value(
         "select pipeline.rerun(%s, %s, %s)", (execution, None if batches is None else list(batches), request_id)
     )
-    failpoints.hit("rerun.after_commit")
     return answer
 
 
