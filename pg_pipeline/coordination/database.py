@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_dumps
 
+from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.errors import (
     InvalidInput,
@@ -89,20 +90,31 @@ class Database:
         return conn
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """One call in a transaction of its own."""
-        return self.write(lambda conn: conn.execute(statement.encode(), parameters).fetchall())
+        """One call. Postgres commits it by itself: a process that dies or stops here leaves no lock behind."""
+        failpoints.around(statement, "before_call")
+        rows = self._once_more(lambda conn: conn.execute(statement.encode(), parameters).fetchall())
+        failpoints.around(statement, "after_commit")
+        return rows
 
     def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         rows = self.rows(statement, parameters)
         return next(iter(rows[0].values())) if rows else None
 
     def write(self, work: Callable[[Connection], Value]) -> Value:
-        """Do `work` in one transaction. Every write of the protocol is idempotent, so one that met a dead *reused*
-        connection is asked again, once, on a fresh one; a fresh connection's failure and any other error is raised."""
+        """Do `work` in one transaction."""
+
+        def whole(conn: Connection) -> Value:
+            with conn.transaction():
+                return work(conn)
+
+        return self._once_more(whole)
+
+    def _once_more(self, work: Callable[[Connection], Value]) -> Value:
+        """Every write of the protocol is idempotent, so one that met a dead *reused* connection is asked again, once,
+        on a fresh one; a fresh connection's failure and any other error is raised."""
         with self._borrow() as (conn, reused):
             try:
-                with conn.transaction():
-                    return work(conn)
+                return work(conn)
             except psycopg.Error as error:
                 if not (reused and conn.broken):
                     raise typed(error) from error
@@ -110,8 +122,7 @@ class Database:
                 raise InvalidInput(f"{error.object!r} is not valid text in UTF-8: rename it.") from None
         with self._borrow(fresh=True) as (conn, _):
             try:
-                with conn.transaction():
-                    return work(conn)
+                return work(conn)
             except psycopg.Error as error:
                 raise typed(error) from error
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
 
@@ -45,7 +44,6 @@ def replay(db: Database, letter: int, *, by: str | None = None, request_id: UUID
     answer: dict[str, Any] = db.value(
         "select pipeline.replay(%s, coalesce(%s, session_user::text), %s)", (letter, by, request_id or uuid4())
     )
-    failpoints.hit("replay.after_commit")
     return answer
 
 

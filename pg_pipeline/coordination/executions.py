@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
 
@@ -81,7 +80,6 @@ def rerun(
         "select pipeline.rerun(%s, %s, %s)",
         (execution, None if batches is None else list(batches), request_id or uuid4()),
     )
-    failpoints.hit("rerun.after_commit")
     return answer
 
 

@@ -133,6 +133,7 @@ class Heartbeat:
             ).fetchone()
         except psycopg.Error as error:
             raise typed(error) from error
+        failpoints.hit("heartbeat.after_beat")
         self.last_beat = time.monotonic()
         assert row is not None
         answer: dict[str, Any] = row["answer"]

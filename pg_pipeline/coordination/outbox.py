@@ -41,7 +41,6 @@ class Dispatcher:
         delivered = failed = dead = 0
         lease = f"{self.timeout * limit + 30:.0f} seconds"
         rows = self.db.rows("select * from pipeline.claim_outbox(%s, %s::interval, true)", (limit, lease))
-        failpoints.hit("outbox.after_claim")
         for row in rows:
             error = self._send(row)
             failpoints.hit("outbox.after_send")

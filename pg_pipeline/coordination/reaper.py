@@ -33,7 +33,6 @@ def reap(db: Database, discard: Discard | None = None, *, limit: int = 1000) -> 
     counts: dict[str, int] | None = db.value("select pipeline.reap(%s)", (limit,))
     if counts is None:
         return Reaped()
-    failpoints.hit("reaper.after_commit")
     if discard is not None:
         counts["outputs_discarded"] = _discard_orphans(db, discard)
     return Reaped(counts)

@@ -147,9 +147,13 @@ def add(db: Database, pipeline: str, execution: str, files: Files, *, released: 
 
     def work(conn: Connection) -> Submission:
         _add(conn, pipeline, execution, files, released)
-        return Submission.of(_call(conn, "select pipeline.submission(%s)", (execution,)), created=False)
+        answer = _call(conn, "select pipeline.submission(%s)", (execution,))
+        failpoints.hit("add.before_commit")
+        return Submission.of(answer, created=False)
 
-    return db.write(work)
+    submission = db.write(work)
+    failpoints.hit("add.after_commit")
+    return submission
 
 
 def seal(db: Database, execution: str) -> Submission:

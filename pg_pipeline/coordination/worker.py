@@ -111,7 +111,6 @@ class Worker:
                 (self.id, claim_id, limit, self._last_tenant, execution, kind, _list(batches)),
             )
             leases = [Lease(**row) for row in rows]
-            failpoints.hit("claim.after_commit")
         finally:
             self._heartbeat.hold(claim_id, leases)
         if leases:
@@ -226,7 +225,6 @@ class Worker:
         except BaseException:
             self._heartbeat.keep(lease)
             raise
-        failpoints.hit(f"{expected}.after_commit")
         self._heartbeat.drop(lease)
         if answer["outcome"] != expected:
             raise LeaseLost(_lost(lease, answer["outcome"]))

@@ -8,6 +8,8 @@ create or replace function pipeline.lock_leases(p_tasks bigint[], p_tokens uuid[
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
+  select pipeline._bound_idle(greatest('2 min', 2 * max(w.lease)))
+  from pipeline.task t join pipeline.worker w on w.id = t.worker where t.id = any (p_tasks);
   select t.id from unnest(p_tasks, p_tokens) g(task, token)
   join pipeline.task t on t.id = g.task and t.token = g.token
   order by t.id for update of t;

@@ -114,7 +114,10 @@ end;
 create or replace function pipeline.lock_ledger(p_pipeline text) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
-return pg_advisory_xact_lock(hashtextextended('pipeline.ledger.' || p_pipeline, 0));
+begin atomic
+  select pipeline._bound_idle('15 min');
+  select pg_advisory_xact_lock(hashtextextended('pipeline.ledger.' || p_pipeline, 0));
+end;
 
 -- Adds files to an open execution: ledger rows in key order (racing submissions don't deadlock),
 -- batches cut by number and bytes, a task each, and the barrier, under the execution's lock.
@@ -138,6 +141,7 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
+  perform pipeline._bound_idle('15 min');  -- what lists the files lists between two calls
   -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
   select * into v_execution from pipeline._execution(p_execution);
   perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));
