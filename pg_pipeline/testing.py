@@ -62,7 +62,7 @@ class PipelineBench:
     @property
     def resources(self) -> dict[str, Any]:
         return {
-            "coordination": CoordinationResource(dsn=self.dsn, heartbeat_interval=0.05),
+            "coordination": CoordinationResource(dsn=self.dsn, heartbeat_interval=0.05, webhook_allow_private=True),
             "pyspark": SparkResource(),
         }
 
