@@ -161,7 +161,8 @@ class PostgresTable:
         self._fill(conn, incoming, memory)
         nulls = sql.SQL(" or ").join(sql.SQL("{} is null").format(sql.Identifier(k)) for k in self.key)
         count = sql.SQL("select count(*) from {} where {}").format(incoming, nulls)
-        (without,) = conn.cursor(row_factory=tuple_row).execute(count).fetchone() or (0,)  # whatever rows the caller likes
+        cursor = conn.cursor(row_factory=tuple_row)  # whatever rows the caller likes
+        (without,) = cursor.execute(count).fetchone() or (0,)
         if without:
             raise SinkKeyMissing(f"{without} rows for {self.table} have no {', '.join(self.key)}: filter them out.")
         assert self.order is not None

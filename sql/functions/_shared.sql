@@ -65,6 +65,18 @@ begin
 end
 $$;
 
+-- What is answered is durable: a session that runs with synchronous_commit off has it on for this commit.
+create or replace function pipeline._durable() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'on', true);
+  end if;
+end
+$$;
+
 -- Wakes waiting workers. A hint: Postgres sends equal ones of a transaction once.
 create or replace function pipeline._wake(p_queue text) returns void
 language sql volatile
