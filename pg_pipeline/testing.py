@@ -62,7 +62,7 @@ class PipelineBench:
     @property
     def resources(self) -> dict[str, Any]:
         return {
-            "coordination": CoordinationResource(dsn=self.dsn, heartbeat_interval=0.05),
+            "coordination": CoordinationResource(dsn=self.dsn, heartbeat_interval=0.05, webhook_allow_private=True),
             "pyspark": SparkResource(),
         }
 
@@ -120,6 +120,18 @@ class PipelineBench:
             raise_on_error=raise_on_error,
             tags=dict(tags or {}),
         )
+
+    def tick(self, sensor: str, *, cursor: str | None = None, **options: Any) -> dg.SensorResult:
+        """One tick of a sensor, in milliseconds: its run requests and events, its cursor, or its reason to skip.
+        `options` are those of `definitions()`."""
+        made = definitions(*self._pipelines.values(), name="bench", **options)
+        (found,) = [one for one in made.sensors or () if one.name == sensor]
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=cursor, resources=self.resources, sensor_name=sensor, definitions=made
+        ) as context:
+            answer: Any = found(context)
+        result: dg.SensorResult = dg.SensorResult(skip_reason=answer) if isinstance(answer, dg.SkipReason) else answer
+        return result
 
     def crash(self, execution: str, batch: int | None = None, *, kind: str = "batch") -> Lease:
         """Claim as a worker that dies at once: no release, no word. Returns when the others can see that it is gone."""
