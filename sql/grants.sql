@@ -36,7 +36,7 @@ begin
                                       'dead_letter_news', 'quarantine_news']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
-      ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
+      ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'finish_and_claim', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
                                       'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',
                                       'mark_reported', 'mark_summary_reported',
