@@ -42,7 +42,8 @@ begin
                                       'mark_reported', 'mark_summary_reported',
                                       'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
-                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions'])
+                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions',
+                                      'replace_file', 'prune_ledger'])
     ) g(role_name, functions)
   loop
     for i in 1 .. cardinality(v_grant.functions) loop
