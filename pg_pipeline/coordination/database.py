@@ -6,6 +6,7 @@ No session state: no prepared statements, every name schema-qualified, so that a
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +41,18 @@ _ERRORS: dict[str, type[PgPipelineError]] = {
 }
 
 
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
 def dumps(value: Any) -> str:
-    """JSON that Postgres takes: no NaN, no NUL characters, whatever an error text or a file name holds."""
-    return json.dumps(value, allow_nan=False, default=str).replace("\\u0000", "\\ufffd")
+    """JSON that Postgres takes: no NaN, no NUL and no half characters, whatever an error or a file name holds."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=str)
+    return _NUL.sub(r"\1\\ufffd", clean(text))
+
+
+def clean(text: str) -> str:
+    """Text that Postgres takes."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
 set_json_dumps(dumps)
@@ -73,7 +83,11 @@ class Database:
 
     def connect(self) -> Connection:
         """A fresh autocommit connection of the caller's own."""
-        return connect(self.dsn, timeout=self._timeout, autocommit=True, row_factory=dict_row, prepare_threshold=None)
+        conn: Connection = connect(
+            self.dsn, timeout=self._timeout, autocommit=True, row_factory=dict_row, prepare_threshold=None
+        )
+        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return conn
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """One call. Postgres commits it by itself: a process that dies or stops here leaves no lock behind."""
@@ -104,6 +118,8 @@ class Database:
             except psycopg.Error as error:
                 if not (reused and conn.broken):
                     raise typed(error) from error
+            except UnicodeEncodeError as error:
+                raise InvalidInput(f"{error.object!r} is not valid text in UTF-8: rename it.") from None
         with self._borrow(fresh=True) as (conn, _):
             try:
                 return work(conn)

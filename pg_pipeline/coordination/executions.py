@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
@@ -68,7 +68,7 @@ def quarantined(db: Database, execution: str | None = None, *, limit: int = 1000
 
 def cancel(db: Database, execution: str, reason: str, *, request_id: UUID | None = None) -> dict[str, Any]:
     """End it now: its files that were not committed are released, and whoever waits is told."""
-    answer: dict[str, Any] = db.value("select pipeline.cancel(%s, %s, %s)", (execution, reason, request_id))
+    answer: dict[str, Any] = db.value("select pipeline.cancel(%s, %s, %s)", (execution, reason, request_id or uuid4()))
     return answer
 
 
@@ -77,7 +77,8 @@ def rerun(
 ) -> dict[str, Any]:
     """A finished execution, all batches or named ones, as a new generation."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.rerun(%s, %s, %s)", (execution, None if batches is None else list(batches), request_id)
+        "select pipeline.rerun(%s, %s, %s)",
+        (execution, None if batches is None else list(batches), request_id or uuid4()),
     )
     return answer
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 # Mapping and Sequence, not dict and list: a value that is only read may be any of them.
-JSON: TypeAlias = "str | int | float | bool | None | Mapping[str, JSON] | Sequence[JSON]"
+JSON: TypeAlias = "str | int | float | bool | Mapping[str, JSON] | Sequence[JSON] | None"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,9 +75,9 @@ def _rows(stream: Any, header: list[str], extra: list[str], plan: ReadPlan, bad:
             ),
             convert_options=pc.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()),
-                null_values=[plan.options.get("nullValue", "")],
+                null_values=[""],
                 strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
+                quoted_strings_can_be_null=True,
             ),
         )
         first_row = 1

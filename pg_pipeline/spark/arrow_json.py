@@ -15,8 +15,12 @@ from pg_pipeline.spark.pieces import BadLines, Piece, ReadPlan, typed
 from pg_pipeline.spark.values import NeedsSpark
 
 CHUNK = 8 << 20
+BLANK = b" \t\r"
+BOM = b"\xef\xbb\xbf"
 # pyarrow crashes the process (a segmentation fault) on a block that begins with a bare null.
 _BARE_NULL = re.compile(rb"(?:\A|\n)[ \t\r\n]*n")
+# pyarrow also takes these for numbers, and bytes that are not UTF-8 for text.
+_NOT_NUMBERS = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 _INTEGER = re.compile(r"-?\d+\Z")
 
 
@@ -33,9 +37,9 @@ def read_json(path: str, plan: ReadPlan) -> Iterator[Piece]:
     found = False
     with open_text(path) as stream:
         for chunk in whole_lines(stream):
-            if not found:
+            if reader.line == 1:
                 check_text(chunk[:4096])
-            piece = reader.read(chunk)
+            piece = reader.read(chunk.removeprefix(BOM) if reader.line == 1 else chunk)
             if piece is not None:
                 found = True
                 yield piece
@@ -80,7 +84,7 @@ class _JsonReader:
 
     def _fast(self, chunk: bytes, lines: int) -> Piece | None:
         """The whole chunk at once, or None when a line of it needs a look of its own."""
-        if _BARE_NULL.search(chunk):
+        if BOM in chunk or _BARE_NULL.search(chunk) or _NOT_NUMBERS.search(chunk) or not _is_utf8(chunk):
             return None
         try:
             table = pj.read_json(
@@ -91,7 +95,7 @@ class _JsonReader:
         except pa.ArrowInvalid:
             return None
         # Two objects on one line are two rows to pyarrow, and one to Spark.
-        if table.num_rows != lines and table.num_rows != sum(1 for line in chunk.split(b"\n") if line.strip()):
+        if table.num_rows != lines and table.num_rows != sum(1 for line in chunk.split(b"\n") if line.strip(BLANK)):
             return None
         nothing: list[dict[str, str] | None] = [None] * table.num_rows if self.plan.rescued_column else []
         return typed(table, self.plan, self.bad, self.line, nothing)
@@ -101,7 +105,7 @@ class _JsonReader:
         rescued: list[dict[str, str] | None] = []
         seen = 0
         for number, line in enumerate(chunk.split(b"\n"), start=self.line):
-            if not line.strip():
+            if not line.strip(BLANK):
                 continue
             seen += 1
             try:
@@ -141,10 +145,20 @@ class _JsonReader:
         return row, saved
 
 
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(
-            line.decode("utf-8").lstrip("\ufeff"),
+            line.decode("utf-8"),
             parse_int=_Number,
             parse_float=_Number,
             parse_constant=_refuse,
@@ -157,10 +171,20 @@ def _parse(line: bytes) -> dict[str, Any]:
             raise NeedsSpark("more than one value on a line") from None
         raise _BadLine(f"not JSON ({error.msg})") from None
     if isinstance(value, dict):
+        if b"\\u" in line and _has_half_a_pair(value):
+            raise NeedsSpark("half of a surrogate pair")
         return value
     if value is None or isinstance(value, list):
         raise NeedsSpark("a line that is no object")
     raise _BadLine("not a JSON object")
+
+
+def _has_half_a_pair(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ READERS: dict[str, Callable[[str, ReadPlan], Iterator[Piece]]] = {
     "csv": read_csv,
     "parquet": read_parquet,
 }
-_CSV_OPTIONS = {"sep", "delimiter", "quote", "nullValue", "header"}
+_CSV_OPTIONS = {"sep", "delimiter", "quote", "header"}
 
 
 def arrow_can(recipe: Recipe) -> bool:

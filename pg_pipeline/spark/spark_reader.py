@@ -25,6 +25,7 @@ from pg_pipeline.spark.reports import FileReport
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql.types import DataType
 
 CORRUPT = "_corrupt_record"
 HASH, BAD, DRIFTED, RESCUED = "_path_hash", "_row_bad", "_row_drifted", "_row_rescued"
@@ -36,8 +37,6 @@ _CSV_OPTIONS = {
     "multiLine": "true",
     "mode": "PERMISSIVE",
     "enforceSchema": "true",
-    # A row is bad or not whatever columns the transform happens to use.
-    "columnPruning": "false",
 }
 
 
@@ -224,12 +223,14 @@ class SparkRead:
         options = {**_JSON_OPTIONS, **self.recipe.options, "columnNameOfCorruptRecord": CORRUPT}
         text = {name: value for name, value in self.recipe.options.items() if name in ("encoding", "lineSep")}
         lines = self.spark.read.options(**text).text(paths).withColumn(HASH, self._hash())
-        rows = lines.where(f.trim("value") != "").withColumn("_row", f.from_json("value", schema, options))
-        bad = f.col(f"_row.{CORRUPT}").isNotNull() | f.col("value").contains("\ufffd") | f.col("_row").isNull()
+        rows = lines.where(f.trim("value", f.lit(" \t\r")) != "").withColumn(
+            "_row", f.from_json("value", schema, options)
+        )
+        bad = f.col(f"_row.{CORRUPT}").isNotNull() | ~f.is_valid_utf8("value") | f.col("_row").isNull()
         known = f.lit(self.recipe.struct().names)
         names = [f.col(f"_row.{_quoted(name)}").alias(name) for name in self.recipe.struct().names]
         if self.recipe.drift != "rescue":
-            drifted = f.size(f.array_except(f.coalesce(f.json_object_keys("value"), f.array()), known)) > 0
+            drifted = f.coalesce(_unknown_fields(f.col("value"), self.recipe.struct()), f.lit(False))
             return self._flags(rows.select(*names, HASH, bad.alias(BAD), drifted.alias(DRIFTED)))
         texts = f.from_json("value", "map<string,string>", {**_JSON_OPTIONS, **self.recipe.options})
         rows = rows.withColumn("_texts", texts)
@@ -241,8 +242,10 @@ class SparkRead:
                 unread, f.map_concat(lost, f.create_map(f.lit(name), f.col("_texts").getItem(name)))
             ).otherwise(lost)
         saved = f.when(f.size(lost) > 0, f.to_json(lost))
-        not_json = f.col("_texts").isNull() | f.col("value").contains("\ufffd")
-        return self._flags(rows.select(*names, saved.alias(self.recipe.rescued_column), HASH, not_json.alias(BAD)))
+        not_json = f.col("_texts").isNull() | ~f.is_valid_utf8("value")
+        nested = f.coalesce(_unknown_fields(f.col("value"), self.recipe.struct(), top=False), f.lit(False))
+        saved = saved.alias(self.recipe.rescued_column)
+        return self._flags(rows.select(*names, saved, HASH, not_json.alias(BAD), nested.alias(DRIFTED)))
 
     def _csv(self, paths: list[str], header: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as f
@@ -257,7 +260,9 @@ class SparkRead:
         fields = [StructField(name, StringType() if rescue else types[name]) for name in header]
         schema = StructType([*fields, StructField(CORRUPT, StringType())])
         rows = self.spark.read.schema(schema).options(**options).csv(paths).withColumn(HASH, self._hash())
-        bad = f.col(CORRUPT).isNotNull()
+        # A text of another type is seen only in columns that are used, so this uses all of them (and is 0).
+        used = f.pmod(f.xxhash64(*map(_quoted, header)), f.lit(1))
+        bad = f.when(f.col(CORRUPT).isNotNull(), f.lit(1)).otherwise(used) == 1
         if not rescue:
             return self._flags(rows.select(*map(_quoted, struct.names), HASH, bad.alias(BAD)))
         values = {name: _try_cast(name, types[name]) for name in struct.names}
@@ -329,6 +334,35 @@ def _hashes(spark: SparkSession, files: Sequence[BatchFile]) -> tuple[dict[int, 
         if len(hashes) == len(names):
             return hashes, salt
     raise AssertionError("four salts in a row collided")
+
+
+def _unknown_fields(text: Column, kind: DataType, *, top: bool = True) -> Column:
+    """Whether a JSON text has fields, at any depth, that the type lacks; null for what is no such JSON."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    if isinstance(kind, t.StructType):
+        found = f.lit(False)
+        if top:
+            found = f.size(f.array_except(f.json_object_keys(text), f.lit(kind.names))) > 0
+        for given in kind.fields:
+            if _has_struct(given.dataType):
+                inner = f.get_json_object(text, "$['" + given.name.replace("'", "\\'") + "']")
+                found = found | f.coalesce(_unknown_fields(inner, given.dataType), f.lit(False))
+        return found
+    if isinstance(kind, t.ArrayType) and _has_struct(kind.elementType):
+        element = kind.elementType
+        return f.exists(
+            f.from_json(text, "array<string>"),
+            lambda item: f.coalesce(_unknown_fields(item, element), f.lit(False)),
+        )
+    return f.lit(False)
+
+
+def _has_struct(kind: DataType) -> bool:
+    from pyspark.sql import types as t
+
+    return isinstance(kind, t.StructType) or (isinstance(kind, t.ArrayType) and _has_struct(kind.elementType))
 
 
 def _try_cast(name: str, kind: Any) -> Column:

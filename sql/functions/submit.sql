@@ -61,6 +61,7 @@ declare
   v_key      text;
   v_found    jsonb;
 begin
+  perform pipeline._durable();
   select * into v_pipeline from pipeline.pipeline where name = p_pipeline;
   if not found then
     raise exception using errcode = 'PP003', message = format('pipeline %s not found', p_pipeline),
@@ -71,7 +72,7 @@ begin
     return v_found || '{"created": false}';
   end if;
   v_id := nextval(pg_get_serial_sequence('pipeline.execution', 'id'));
-  v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), 4, '0');
+  v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), greatest(4, length(to_hex(v_id))), '0');
   insert into pipeline.execution (id, key, pipeline, request_key, fingerprint, state, policy, tenant, priority, deadline, submission)
   overriding system value
   values (v_id, v_key, p_pipeline, p_request_key, p_fingerprint, 'open', v_pipeline.policy, p_tenant, p_priority,
