@@ -177,10 +177,10 @@ class Worker:
             try:
                 with conn.transaction():
                     item.publish(conn)
-            except Exception as error:  # this batch's own trouble, handed to its owner below
-                if conn.closed:
-                    raise  # the connection, not the batch: the whole finish is asked again, or fails
-                outcomes[item.lease.token] = error
+            except Exception as error:
+                if conn.closed:  # by whatever name: the whole finish is asked again, or fails
+                    raise psycopg.OperationalError(f"the connection was lost while {item.lease} published") from error
+                outcomes[item.lease.token] = error  # this batch's own trouble, handed to its owner below
         failpoints.hit("finish.after_publish")
         settled = [item for item in items if item.lease.token not in outcomes]
         if settled:
