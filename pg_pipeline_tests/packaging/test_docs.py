@@ -40,20 +40,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", list(blocks("python")))
 def test_python_in_the_pages_runs(code: str, child: Callable[..., ChildProcess], tmp_path: Path) -> None:
     process = child(code, cwd=tmp_path, env={"PYTHONWARNINGS": "ignore"})
     assert process.wait() == 0, process.stderr
 
 
-@pytest.mark.parametrize("code", blocks("sql"))
+@pytest.mark.parametrize("code", list(blocks("sql")))
 def test_sql_in_the_pages_runs(code: str, conn: psycopg.Connection[Any]) -> None:
     conn.execute("select pipeline.register_pipeline('orders')")
     with conn.transaction(force_rollback=True):
         conn.execute(code.encode())
 
 
-@pytest.mark.parametrize("code", blocks("sh"))
+@pytest.mark.parametrize("code", list(blocks("sh")))
 def test_commands_in_the_pages_are_as_the_program_takes_them(code: str) -> None:
     """Parsed by the program itself, not run: they name executions that are not there."""
     group = get_command(app)
