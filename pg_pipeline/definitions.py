@@ -1,5 +1,7 @@
 """The default code location: what `dagster dev` loads."""
 
-import dagster as dg
+from pg_pipeline.pipelines.build import definitions
+from pg_pipeline.pipelines.orders import orders
+from pg_pipeline.pipelines.web_events import web_events
 
-defs = dg.Definitions()
+defs = definitions(orders, web_events)

@@ -6,6 +6,7 @@ No session state: no prepared statements, every name schema-qualified, so that a
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import psycopg
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_dumps
 
+from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.errors import (
     InvalidInput,
@@ -39,9 +41,18 @@ _ERRORS: dict[str, type[PgPipelineError]] = {
 }
 
 
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+
+
 def dumps(value: Any) -> str:
-    """JSON that Postgres takes: no NaN, no NUL characters, whatever an error text or a file name holds."""
-    return json.dumps(value, allow_nan=False, default=str).replace("\\u0000", "\\ufffd")
+    """JSON that Postgres takes: no NaN, no NUL and no half characters, whatever an error or a file name holds."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=str)
+    return _NUL.sub(r"\1\\ufffd", clean(text))
+
+
+def clean(text: str) -> str:
+    """Text that Postgres takes."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
 set_json_dumps(dumps)
@@ -72,30 +83,46 @@ class Database:
 
     def connect(self) -> Connection:
         """A fresh autocommit connection of the caller's own."""
-        return connect(self.dsn, timeout=self._timeout, autocommit=True, row_factory=dict_row, prepare_threshold=None)
+        conn: Connection = connect(
+            self.dsn, timeout=self._timeout, autocommit=True, row_factory=dict_row, prepare_threshold=None
+        )
+        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return conn
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """One call in a transaction of its own."""
-        return self.write(lambda conn: conn.execute(statement.encode(), parameters).fetchall())
+        """One call. Postgres commits it by itself: a process that dies or stops here leaves no lock behind."""
+        failpoints.around(statement, "before_call")
+        rows = self._once_more(lambda conn: conn.execute(statement.encode(), parameters).fetchall())
+        failpoints.around(statement, "after_commit")
+        return rows
 
     def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         rows = self.rows(statement, parameters)
         return next(iter(rows[0].values())) if rows else None
 
     def write(self, work: Callable[[Connection], Value]) -> Value:
-        """Do `work` in one transaction. Every write of the protocol is idempotent, so one that met a dead *reused*
-        connection is asked again, once, on a fresh one; a fresh connection's failure and any other error is raised."""
+        """Do `work` in one transaction."""
+
+        def whole(conn: Connection) -> Value:
+            with conn.transaction():
+                return work(conn)
+
+        return self._once_more(whole)
+
+    def _once_more(self, work: Callable[[Connection], Value]) -> Value:
+        """Every write of the protocol is idempotent, so one that met a dead *reused* connection is asked again, once,
+        on a fresh one; a fresh connection's failure and any other error is raised."""
         with self._borrow() as (conn, reused):
             try:
-                with conn.transaction():
-                    return work(conn)
+                return work(conn)
             except psycopg.Error as error:
                 if not (reused and conn.broken):
                     raise typed(error) from error
+            except UnicodeEncodeError as error:
+                raise InvalidInput(f"{error.object!r} is not valid text in UTF-8: rename it.") from None
         with self._borrow(fresh=True) as (conn, _):
             try:
-                with conn.transaction():
-                    return work(conn)
+                return work(conn)
             except psycopg.Error as error:
                 raise typed(error) from error
 

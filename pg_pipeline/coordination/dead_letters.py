@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
 
@@ -43,9 +42,8 @@ def show(db: Database, letter: int) -> dict[str, Any]:
 def replay(db: Database, letter: int, *, by: str | None = None, request_id: UUID | None = None) -> dict[str, Any]:
     """Put it back with more attempts; of two at once one wins, the other gets NotFound."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.replay(%s, coalesce(%s, session_user::text), %s)", (letter, by, request_id)
+        "select pipeline.replay(%s, coalesce(%s, session_user::text), %s)", (letter, by, request_id or uuid4())
     )
-    failpoints.hit("replay.after_commit")
     return answer
 
 
@@ -68,6 +66,7 @@ def discard(
 ) -> dict[str, Any]:
     """Settle it for good; the reason is all that will explain it."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.discard(%s, %s, coalesce(%s, session_user::text), %s)", (letter, why, by, request_id)
+        "select pipeline.discard(%s, %s, coalesce(%s, session_user::text), %s)",
+        (letter, why, by, request_id or uuid4()),
     )
     return answer

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import NotFound
 
 
@@ -69,7 +70,7 @@ def quarantined(db: Database, execution: str | None = None, *, limit: int = 1000
 
 def cancel(db: Database, execution: str, reason: str, *, request_id: UUID | None = None) -> dict[str, Any]:
     """End it now: its files that were not committed are released, and whoever waits is told."""
-    answer: dict[str, Any] = db.value("select pipeline.cancel(%s, %s, %s)", (execution, reason, request_id))
+    answer: dict[str, Any] = db.value("select pipeline.cancel(%s, %s, %s)", (execution, reason, request_id or uuid4()))
     return answer
 
 
@@ -78,10 +79,25 @@ def rerun(
 ) -> dict[str, Any]:
     """A finished execution, all batches or named ones, as a new generation."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.rerun(%s, %s, %s)", (execution, None if batches is None else list(batches), request_id)
+        "select pipeline.rerun(%s, %s, %s)",
+        (execution, None if batches is None else list(batches), request_id or uuid4()),
     )
-    failpoints.hit("rerun.after_commit")
     return answer
+
+
+def replace_file(db: Database, execution: str, file: FileVersion) -> int:
+    """The mended version of a quarantined file takes the old one's place; gives the batch to re-run."""
+    batch: int = db.value(
+        "select pipeline.replace_file(%s, %s, %s, %s, %s)",
+        (execution, file.path, file.version, file.size, file.modified_at),
+    )
+    return batch
+
+
+def prune_ledger(db: Database, pipeline: str, horizon: datetime, *, limit: int = 100) -> int:
+    """Forget ended executions all of whose files are older than `horizon`; such files are refused from then on."""
+    count: int = db.value("select pipeline.prune_ledger(%s, %s, %s)", (pipeline, horizon, limit))
+    return count
 
 
 def queues(db: Database) -> list[dict[str, Any]]:

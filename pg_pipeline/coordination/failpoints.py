@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 import signal
 
 _armed: dict[str, int] | None = None
@@ -27,6 +28,12 @@ def arm(specification: str | None, action: str = "kill") -> None:
 def hit(name: str) -> None:
     if _armed is not None:
         _pass(name)
+
+
+def around(statement: str, when: str) -> None:
+    """The points around every single call, named after its function: `claim.after_commit`, `replay.before_call`, …"""
+    if _armed is not None and (called := re.search(r"pipeline\.(\w+)\(", statement)):
+        _pass(f"{called[1]}.{when}")
 
 
 def _pass(name: str) -> None:

@@ -32,6 +32,7 @@ class Heartbeat:
         on_lost: Callable[[Lease, str], None],
         interval: float,
         listen: bool,
+        queue: str,
     ) -> None:
         self._db = db
         self._worker = worker
@@ -39,6 +40,7 @@ class Heartbeat:
         self._on_lost = on_lost
         self._interval = interval
         self._listen = listen
+        self._queue = queue
         self._lock = threading.Lock()
         self._leases: dict[UUID, Lease] = {}
         self._settling: set[UUID] = set()
@@ -102,8 +104,7 @@ class Heartbeat:
                 if self._conn.closed:
                     self._conn = self._connect()
                     relock = True
-                self._beat(relock)
-                relock = False
+                relock = not self._beat(relock)
                 self._wait()
             except WorkerUnknown as error:
                 _log.error("%s", error)
@@ -114,8 +115,13 @@ class Heartbeat:
                 _log.warning("heartbeat: %s; trying again", error)
                 self._conn.close()
                 self._stop.wait(RECONNECT_SECONDS)
+            except Exception:  # noqa: BLE001 - without its heart a worker loses everything it holds
+                _log.exception("heartbeat: trying again")
+                self._conn.close()
+                self._stop.wait(RECONNECT_SECONDS)
 
-    def _beat(self, relock: bool) -> None:
+    def _beat(self, relock: bool) -> bool:
+        """One beat; False while the session's lock could not be taken (an old session may still hold it)."""
         with self._lock:
             known = list(self._leases.values())
             pending = list(self._pending)
@@ -127,6 +133,7 @@ class Heartbeat:
             ).fetchone()
         except psycopg.Error as error:
             raise typed(error) from error
+        failpoints.hit("heartbeat.after_beat")
         self.last_beat = time.monotonic()
         assert row is not None
         answer: dict[str, Any] = row["answer"]
@@ -134,6 +141,7 @@ class Heartbeat:
         for kind, why in (("lost", "another worker took it over"), ("ended", "its execution ended")):
             for token in map(UUID, answer[kind]):
                 self._lose(token, why)
+        return bool(answer["locked"])
 
     def _lose(self, token: UUID, why: str) -> None:
         with self._lock:
@@ -142,10 +150,14 @@ class Heartbeat:
             lease = self._leases.pop(token, None)
         if lease is not None:
             _log.warning("lease lost: %s: %s", lease, why)
-            try:
-                self._on_lost(lease, why)
-            except Exception:  # the caller's code must not end the heartbeat of its other leases
-                _log.exception("on_lost failed for %s", lease)
+            # A thread of its own: cancelling a Spark job may take longer than the other leases have.
+            threading.Thread(target=self._report, args=(lease, why), name="pg_pipeline-lost", daemon=True).start()
+
+    def _report(self, lease: Lease, why: str) -> None:
+        try:
+            self._on_lost(lease, why)
+        except Exception:  # noqa: BLE001 - the caller's code; there is nobody else to tell
+            _log.exception("on_lost failed for %s", lease)
 
     def _lose_all(self, why: str) -> None:
         for lease in self.held:
@@ -155,5 +167,6 @@ class Heartbeat:
         if not self._listen:
             self._stop.wait(self._interval)
             return
-        for _ in self._conn.notifies(timeout=self._interval, stop_after=1):
-            self.woken.set()
+        for note in self._conn.notifies(timeout=self._interval):
+            if note.payload == self._queue:
+                self.woken.set()

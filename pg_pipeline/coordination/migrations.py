@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.errors import MigrationError
 from pg_pipeline.sqlfiles import read_sql, sql_root
@@ -59,6 +60,7 @@ def migrate(dsn: str, sql: Path | None = None, *, timeout: int = 10) -> list[str
     applied: list[str] = []
     with connect(dsn, timeout=timeout, autocommit=True) as conn:
         while step := _step_with_retries(conn, files):
+            failpoints.hit("migration.after_commit")
             applied += step
     return applied
 
@@ -183,6 +185,7 @@ def _step(conn: psycopg.Connection[Any], files: _Files) -> list[str]:
                 _apply(conn, text)
             conn.execute(read_sql("bookkeeping/record_repeatable.sql"), {"checksum": files.repeatable_checksum})
             applied.append(REPEATABLE)
+        failpoints.hit("migration.before_commit")
         return applied
 
 

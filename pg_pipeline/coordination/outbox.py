@@ -41,7 +41,6 @@ class Dispatcher:
         delivered = failed = dead = 0
         lease = f"{self.timeout * limit + 30:.0f} seconds"
         rows = self.db.rows("select * from pipeline.claim_outbox(%s, %s::interval, true)", (limit, lease))
-        failpoints.hit("outbox.after_claim")
         for row in rows:
             error = self._send(row)
             failpoints.hit("outbox.after_send")
@@ -92,5 +91,5 @@ def private_address(destination: str) -> str | None:
     for *_, address in socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM):
         ip = ipaddress.ip_address(str(address[0]).split("%", 1)[0])
         if not ip.is_global:
-            return f"{parts.hostname} leads to {ip}, which is not a public address: allow it in the settings if it is meant"
+            return f"{parts.hostname} leads to {ip}, which is not a public address: allow it if it is meant"
     return None

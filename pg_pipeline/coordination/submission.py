@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import psycopg
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from pg_pipeline.coordination import failpoints
@@ -78,9 +80,19 @@ def fingerprint(request: JSON) -> bytes:
     return hashlib.sha256(dumps(request).encode()).digest()
 
 
-def find(db: Database, pipeline: str, request_key: str, request: JSON) -> Submission | None:
+def find(
+    db: Database,
+    pipeline: str,
+    request_key: str,
+    request: JSON,
+    *,
+    tenant: str = "",
+    priority: int = 0,
+    released: bool = False,
+) -> Submission | None:
     """The answer that this request got before, if it was asked before."""
-    answer = db.value("select pipeline.find_submission(%s, %s, %s)", (pipeline, request_key, fingerprint(request)))
+    mark = fingerprint([request, tenant, priority, released])
+    answer = db.value("select pipeline.find_submission(%s, %s, %s)", (pipeline, request_key, mark))
     return Submission.of(answer, created=False) if answer else None
 
 
@@ -103,10 +115,11 @@ def submit(
             raise TypeError("a submit whose files are listed later needs `request`: what was asked for")
         files = list(files)
         request = [[file.path, file.version, file.size] for file in files]
-    mark = fingerprint([request, tenant, priority, released])
-    found = db.value("select pipeline.find_submission(%s, %s, %s)", (pipeline, request_key, mark))
+    found = find(db, pipeline, request_key, request, tenant=tenant, priority=priority, released=released)
     if found:
-        return Submission.of(found, created=False)
+        return found
+    mark = fingerprint([request, tenant, priority, released])
+    files = _repeatable(files)
 
     def work(conn: Connection) -> Submission:
         opened = _call(
@@ -130,12 +143,17 @@ def submit(
 
 def add(db: Database, pipeline: str, execution: str, files: Files, *, released: bool = False) -> Submission:
     """More files for an open execution."""
+    files = _repeatable(files)
 
     def work(conn: Connection) -> Submission:
         _add(conn, pipeline, execution, files, released)
-        return Submission.of(_call(conn, "select pipeline.submission(%s)", (execution,)), created=False)
+        answer = _call(conn, "select pipeline.submission(%s)", (execution,))
+        failpoints.hit("add.before_commit")
+        return Submission.of(answer, created=False)
 
-    return db.write(work)
+    submission = db.write(work)
+    failpoints.hit("add.after_commit")
+    return submission
 
 
 def seal(db: Database, execution: str) -> Submission:
@@ -146,16 +164,16 @@ def preview(db: Database, pipeline: str, files: Files, *, released: bool = False
     """What a submit would take and leave out; changes nothing."""
     for chunk in _chunks(files):
         for row in db.rows(
-            "select * from pipeline.preview_files(%b, %b, %b, null, %b)",
-            (pipeline, [f.path for f in chunk], [f.version for f in chunk], released),
+            "select * from pipeline.preview_files(%b, %b, %b, %b::timestamptz[], %b)",
+            (pipeline, [f.path for f in chunk], [f.version for f in chunk], [f.modified_at for f in chunk], released),
         ):
             yield Verdict(row["path"], row["version"], row["verdict"], row["owner"])
 
 
-def send(db: Database | Connection, queue: str, entries: Sequence[Mapping[str, JSON]]) -> list[Sent]:
+def send(db: Database | psycopg.Connection[Any], queue: str, entries: Sequence[Mapping[str, JSON]]) -> list[Sent]:
     """Idempotent enqueue: an outcome per entry, in order. Given a connection, works in the caller's transaction."""
     call = ("select * from pipeline.send(%s, %s)", (queue, Jsonb(list(entries))))
-    rows = db.rows(*call) if isinstance(db, Database) else db.execute(*call).fetchall()
+    rows = db.rows(*call) if isinstance(db, Database) else db.cursor(row_factory=dict_row).execute(*call).fetchall()
     return [Sent(row["key"], row["outcome"], row["task_id"], row["reason"]) for row in rows]
 
 
@@ -167,9 +185,21 @@ def _add(conn: Connection, pipeline: str, execution: str, files: Files, released
         conn.execute("select pipeline.lock_ledger(%s)", (pipeline,))
     for chunk in itertools.chain((c for c in (first, second) if c is not None), chunks):
         conn.execute(
-            "select pipeline.add_files(%b, %b, %b, %b, null, %b)",
-            (execution, [f.path for f in chunk], [f.version for f in chunk], [f.size for f in chunk], released),
+            "select pipeline.add_files(%b, %b, %b, %b, %b::timestamptz[], %b)",
+            (
+                execution,
+                [f.path for f in chunk],
+                [f.version for f in chunk],
+                [f.size for f in chunk],
+                [f.modified_at for f in chunk],
+                released,
+            ),
         )
+
+
+def _repeatable(files: Files) -> Files:
+    """A submit that met a dead connection is asked again: what can be read only once would be half gone by then."""
+    return files if callable(files) or isinstance(files, Sequence) else list(files)
 
 
 def _chunks(files: Files) -> Iterator[list[FileVersion]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
 # Mapping and Sequence, not dict and list: a value that is only read may be any of them.
-JSON: TypeAlias = "str | int | float | bool | None | Mapping[str, JSON] | Sequence[JSON]"
+JSON: TypeAlias = "str | int | float | bool | Mapping[str, JSON] | Sequence[JSON] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class FileVersion:
     path: str
     version: str
     size: int
+    modified_at: datetime | None = None  # unknown: never too old, and never pruned
 
 
 @dataclass(frozen=True, slots=True)

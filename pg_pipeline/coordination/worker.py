@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,11 +16,11 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from pg_pipeline.coordination import failpoints
-from pg_pipeline.coordination.database import Connection, Database
+from pg_pipeline.coordination.database import Connection, Database, clean
 from pg_pipeline.coordination.heartbeat import Heartbeat
 from pg_pipeline.coordination.lease import Failed, Finish, Finished, Lease, Publish, result_json
 from pg_pipeline.coordination.types import JSON, BatchFile
-from pg_pipeline.errors import LeaseLost, PgPipelineError
+from pg_pipeline.errors import InvalidInput, LeaseLost, PgPipelineError
 
 OnLost = Callable[[Lease, str], None]
 
@@ -57,6 +58,7 @@ class Worker:
             on_lost=on_lost or (lambda _lease, _why: None),
             interval=heartbeat_interval,
             listen=not pooled,
+            queue=queue,
         )
         self._heartbeat.start()
         failpoints.hit("worker.registered")
@@ -72,10 +74,8 @@ class Worker:
     def stop(self) -> None:
         """Hand back what is held and end; a failure here costs the lease time, nothing else."""
         self._heartbeat.stop()
-        try:
+        with suppress(psycopg.Error, PgPipelineError):
             self._db.rows("select pipeline.stop_worker(%s)", (self.id,))
-        except (psycopg.Error, PgPipelineError):
-            pass
 
     @property
     def held(self) -> list[Lease]:
@@ -111,7 +111,6 @@ class Worker:
                 (self.id, claim_id, limit, self._last_tenant, execution, kind, _list(batches)),
             )
             leases = [Lease(**row) for row in rows]
-            failpoints.hit("claim.after_commit")
         finally:
             self._heartbeat.hold(claim_id, leases)
         if leases:
@@ -146,11 +145,11 @@ class Worker:
             while remaining := [item for item in finishes if item.lease.token not in outcomes]:
                 try:
                     outcomes.update(self._db.write(lambda conn, items=remaining: self._finish(conn, items)))  # type: ignore[misc]
-                except LeaseLost as error:
-                    ended = _ended_tokens(error)
-                    if not ended & {item.lease.token for item in remaining}:
+                except (LeaseLost, InvalidInput) as error:
+                    named = _named_tokens(error)
+                    if not named & {item.lease.token for item in remaining}:
                         raise
-                    outcomes.update({token: LeaseLost(str(error)) for token in ended})
+                    outcomes.update({token: type(error)(str(error)) for token in named})
             failpoints.hit("finish.after_commit")
         finally:
             for item in finishes:
@@ -158,8 +157,13 @@ class Worker:
                 (self._heartbeat.drop if settled else self._heartbeat.keep)(item.lease)
         for item in finishes:
             if isinstance(outcomes[item.lease.token], LeaseLost):
-                self._db.rows("select pipeline.release(%s, %s, %s)", (item.lease.task_id, item.lease.token, "ended"))
+                self._let_go(item.lease)
         return [outcomes[item.lease.token] for item in finishes]
+
+    def _let_go(self, lease: Lease) -> None:
+        """Take a lost lease's task out of the way; failing costs the lease time, and must not hide what finished."""
+        with suppress(psycopg.Error, PgPipelineError):
+            self._db.rows("select pipeline.release(%s, %s, %s)", (lease.task_id, lease.token, "its execution ended"))
 
     def _finish(self, conn: Connection, items: Sequence[Finish]) -> dict[UUID, Finished | Exception]:
         outcomes: dict[UUID, Finished | Exception] = {}
@@ -173,10 +177,10 @@ class Worker:
             try:
                 with conn.transaction():
                     item.publish(conn)
-            except psycopg.OperationalError:
-                raise  # the connection or the server: the whole finish is asked again, or fails
-            except Exception as error:  # noqa: BLE001 - this batch's own trouble, handed to its owner below
-                outcomes[item.lease.token] = error
+            except Exception as error:
+                if conn.closed:  # by whatever name: the whole finish is asked again, or fails
+                    raise psycopg.OperationalError(f"the connection was lost while {item.lease} published") from error
+                outcomes[item.lease.token] = error  # this batch's own trouble, handed to its owner below
         failpoints.hit("finish.after_publish")
         settled = [item for item in items if item.lease.token not in outcomes]
         if settled:
@@ -194,6 +198,34 @@ class Worker:
         failpoints.hit("finish.before_commit")
         return outcomes
 
+    def finish_and_claim(
+        self, lease: Lease, result: Any = None, limit: int = 1, *, claim_id: UUID | None = None
+    ) -> tuple[Finished, list[Lease]]:
+        """Finish this and claim the next: one round trip, one commit. For work that publishes nothing."""
+        claim_id = claim_id or uuid4()
+        leases: list[Lease] = []
+        finish = ([lease.task_id], [lease.token], [Jsonb(result_json(result))])
+        self._heartbeat.pending(claim_id)
+        self._heartbeat.settling(lease)
+        try:
+            answer = self._db.value(
+                "select pipeline.finish_and_claim(%s, %s, %s, %s, %s, %s, %s)",
+                (*finish, self.id, claim_id, limit, self._last_tenant),
+            )
+            leases = [Lease.of_json(row) for row in answer["leases"]]
+            self._heartbeat.drop(lease)
+        finally:
+            self._heartbeat.keep(lease)
+            self._heartbeat.hold(claim_id, leases)
+        (row,) = answer["finished"]
+        if row["outcome"] != "committed":
+            for extra in leases:
+                self.release(extra, "claimed with a finish that was lost")
+            raise LeaseLost(_lost(lease, row["outcome"]))
+        if leases:
+            self._last_tenant = leases[-1].tenant
+        return Finished(lease, row["result"], row["callback"]), leases
+
     def fail(
         self, lease: Lease, error: BaseException | str, *, retryable: bool = True, reason: str = "error"
     ) -> Failed:
@@ -203,7 +235,7 @@ class Worker:
         answer = self._settle(
             lease,
             "select pipeline.fail(%s, %s, %s, %s, %s, %s)",
-            (lease.task_id, lease.token, _clean(kind), _clean(text), retryable, reason),
+            (lease.task_id, lease.token, clean(kind), clean(text), retryable, reason),
             "failed",
         )
         return Failed(answer.get("retry_at"), answer.get("dead_letter"))
@@ -211,7 +243,7 @@ class Worker:
     def release(self, lease: Lease, why: str | None = None) -> None:
         """Hand it back uncounted."""
         self._settle(
-            lease, "select pipeline.release(%s, %s, %s)", (lease.task_id, lease.token, _clean(why or "")), "released"
+            lease, "select pipeline.release(%s, %s, %s)", (lease.task_id, lease.token, clean(why or "")), "released"
         )
 
     def _settle(self, lease: Lease, statement: str, parameters: Sequence[Any], expected: str) -> dict[str, Any]:
@@ -221,7 +253,6 @@ class Worker:
         except BaseException:
             self._heartbeat.keep(lease)
             raise
-        failpoints.hit(f"{expected}.after_commit")
         self._heartbeat.drop(lease)
         if answer["outcome"] != expected:
             raise LeaseLost(_lost(lease, answer["outcome"]))
@@ -244,7 +275,7 @@ def _lost(lease: Lease, outcome: str) -> str:
     return f"{lease} {how}: nothing of this attempt became visible, and there is nothing to do."
 
 
-def _ended_tokens(error: LeaseLost) -> set[UUID]:
+def _named_tokens(error: PgPipelineError) -> set[UUID]:
     cause = error.__cause__
     detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
 
@@ -253,7 +284,3 @@ def _ended_tokens(error: LeaseLost) -> set[UUID]:
 
 def _list(values: Sequence[Any] | None) -> list[Any] | None:
     return None if values is None else list(values)
-
-
-def _clean(text: str) -> str:
-    return text.replace("\x00", "\ufffd")

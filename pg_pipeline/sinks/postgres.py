@@ -11,6 +11,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from pg_pipeline.coordination.types import JSON, AttemptRef
 from pg_pipeline.sinks import target
@@ -159,9 +160,9 @@ class PostgresTable:
         )
         self._fill(conn, incoming, memory)
         nulls = sql.SQL(" or ").join(sql.SQL("{} is null").format(sql.Identifier(k)) for k in self.key)
-        (without,) = conn.execute(sql.SQL("select count(*) from {} where {}").format(incoming, nulls)).fetchone() or (
-            0,
-        )
+        count = sql.SQL("select count(*) from {} where {}").format(incoming, nulls)
+        cursor = conn.cursor(row_factory=tuple_row)  # whatever rows the caller likes
+        (without,) = cursor.execute(count).fetchone() or (0,)
         if without:
             raise SinkKeyMissing(f"{without} rows for {self.table} have no {', '.join(self.key)}: filter them out.")
         assert self.order is not None

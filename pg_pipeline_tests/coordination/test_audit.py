@@ -51,6 +51,18 @@ PLANTED = {
         "P5",
         "update pipeline.execution set state = 'finished', ended_at = now(), callback_generation = 1",
     ),
+    "finished with batches remaining": (
+        "P4",
+        "update pipeline.execution set state = 'finished', ended_at = now()",
+    ),
+    "committed by nobody": ("P2", "delete from pipeline.attempt where outcome = 'committed'"),
+    "a quarantine that the ledger does not know": ("P1", "update pipeline.batch set quarantined = 1 where number = 0"),
+    "a letter for a batch that waits": (
+        "P1",
+        "insert into pipeline.dead_letter (task_id, queue, pipeline, kind, priority, tenant, execution_id, generation, "
+        "batch, attempts, max_attempts, reason) select 1, 'default', 'orders', 'batch', 0, '', id, 1, 2, 1, 3, 'error' "
+        "from pipeline.execution",
+    ),
     "a callback committed twice": (
         "P5",
         "insert into pipeline.attempt (token, task_id, queue, kind, execution_id, generation, number, worker, alone, "

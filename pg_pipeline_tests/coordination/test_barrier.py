@@ -217,7 +217,7 @@ def test_d7_negative_counts_are_refused_by_the_tables(db: Database, start: Any) 
         "update pipeline.batch set number = -1 returning 1",
         "insert into pipeline.task (lane_id, batch, max_attempts) values (1, -1, 1) returning 1",
     ):
-        with pytest.raises(Exception, match="refuses|violates"):
+        with pytest.raises(Exception, match=r"refuses|violates"):
             db.rows(statement)
 
 
@@ -229,3 +229,27 @@ def test_c1_a_poisoned_callback_shows_whose_it_is(db: Database, hand: Hand, star
     assert state(db, execution)["status"] == "blocked"
     (letter,) = dead_letters.listed(db, execution=execution)
     assert (letter["kind"], letter["tenant"], letter["error"]) == ("callback", "acme", "summarise broke")
+
+
+def test_partial_a_rerun_of_other_batches_leaves_a_letter_where_it_is(db: Database, hand: Hand, start: Any) -> None:
+    execution = start("partial")
+    one = hand()
+    failed, *rest = one.claim(3)
+    letter = one.fail(failed, retryable=False)["dead_letter"]
+    one.finish(*rest)
+    drain(one)
+    executions.rerun(db, execution, [rest[0]["batch"]])
+    assert [row["id"] for row in dead_letters.listed(db)] == [letter]
+    drain(one)
+    dead_letters.discard(db, letter, "enough")
+    places = db.rows("select place, count(*)::int as n from pipeline.file_status group by 1")
+    assert {p["place"]: p["n"] for p in places} == {"committed": 4, "discarded": 2}
+
+
+def test_what_was_cancelled_with_every_batch_committed_can_be_rerun(db: Database, hand: Hand, start: Any) -> None:
+    execution = start()
+    one = hand()
+    one.finish(*one.claim(3))
+    executions.cancel(db, execution, "the callback was wrong")
+    assert executions.rerun(db, execution, [0])["generation"] == 2
+    assert drain(one) == ["batch", "callback"]

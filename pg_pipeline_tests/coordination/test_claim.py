@@ -212,31 +212,65 @@ def test_a5_malformed_work_becomes_a_dead_letter_at_once(
     assert letter["error"]
 
 
-def test_a_second_task_for_a_batch_never_commits_it_twice(db: Database, hand: Hand, submit: Any) -> None:
-    submit(1)
-    one, two = hand(), hand()
-    (execution,) = db.rows("select id from pipeline.execution")
-    send(
-        db,
-        "default",
-        [
-            {
-                "key": "twin",
-                "kind": "batch",
-                "pipeline": "orders",
-                "execution_id": execution["id"],
-                "generation": 1,
-                "batch": 0,
-            }
-        ],
-    )
-    first, twin = [*one.claim(1), *two.claim(1)]
-    assert one.finish(first)[0]["outcome"] == "committed"
-    with pytest.raises(Exception, match="lease lost"):
-        two.finish(twin)
-    two.release(twin)
-    two.claim(10)
+@pytest.mark.parametrize("policy", ["strict", "partial"])
+def test_a_batch_task_that_came_by_send_is_malformed_and_touches_no_barrier(
+    db: Database, hand: Hand, submit: Any, policy: str
+) -> None:
+    submission.register_pipeline(db, "orders", batch_files=2, policy=policy)
+    execution = submit(4)
+    number = db.value("select id from pipeline.execution")
+    twin = {"key": "twin", "kind": "batch", "pipeline": "orders", "execution_id": number, "generation": 1, "batch": 0}
+    send(db, "default", [twin])
+    one = hand()
+    assert [lease["batch"] for lease in one.claim(10)] == [0, 1]
     assert [row["reason"] for row in db.rows("select * from pipeline.dead_letters()")] == ["malformed"]
+    assert (state(db, execution)["settled"], state(db, execution)["remaining"]) == (0, 2)
+
+
+def test_work_of_another_kind_may_name_an_execution_and_outlives_it(db: Database, hand: Hand, submit: Any) -> None:
+    submit(2)
+    one = hand(kinds=["batch", "callback"])
+    one.finish(*one.claim())
+    one.finish(*one.claim())
+    number = db.value("select id from pipeline.execution")
+    mail = {"kind": "mail", "execution_id": number, "generation": 1}
+    send(db, "default", [{"key": str(n), **mail} for n in range(3)])
+    post = hand(kinds=["mail"])
+    first, second, third = post.claim(3)
+    assert post.finish(first)[0]["outcome"] == "committed"
+    post.release(second)
+    assert len(post.claim(3)) == 1
+    assert "dead_letter" in post.fail(third, retryable=False)
+
+
+def test_poison_claimed_by_name_runs_alone_too_and_ends(db: Database, hand: Hand, submit: Any) -> None:
+    execution = submit(4)
+    for _ in range(12):
+        one = hand()
+        leases = db.rows("select * from pipeline.claim(%s, %s, 2, '', %s)", (one.id, uuid4(), execution))
+        if not leases:
+            break
+        one.die()
+    assert {row["reason"] for row in db.rows("select * from pipeline.dead_letters()")} == {"attempts_exhausted"}
+
+
+def test_of_the_busy_workers_only_one_rests_for_a_suspect(db: Database, hand: Hand, submit: Any) -> None:
+    submit(20)
+    dead, one, two = hand(), hand(), hand()
+    dead.claim(1)
+    one.claim(1)
+    two.claim(2)
+    dead.die()
+    db.rows("select pipeline.reap()")
+    db.rows("update pipeline.task set ready_at = now() - interval '6 s' where suspect returning 1")
+    assert len(two.claim(1)) == 1
+    assert one.claim(1) == []
+
+
+def test_an_execution_key_is_its_own_however_many_there_were(db: Database, submit: Any) -> None:
+    db.rows("select setval(pg_get_serial_sequence('pipeline.execution', 'id'), 65534)")
+    keys = [submit(1, key=str(n)) for n in range(5)]
+    assert len(set(keys)) == 5
 
 
 def test_a_stopped_worker_can_claim_no_more(db: Database, hand: Hand) -> None:

@@ -102,6 +102,53 @@ def test_a_batch_that_can_not_publish_does_not_sink_the_others(
     assert one.fail(leases[1], "the sink refuses").retry_at
 
 
+def test_a_result_that_is_refused_does_not_sink_the_others(db: Database, submit: Any, worker: MakeWorker) -> None:
+    submit(6)
+    one = worker()
+    leases = one.claim(3)
+    results: list[Any] = [{}, BatchResult([good(0)], 3, 3, 0), {}]
+    outcomes = one.finish_many([Finish(lease, result) for lease, result in zip(leases, results, strict=True)])
+    assert [type(o) for o in outcomes] == [Finished, InvalidInput, Finished]
+    assert one.held == [leases[1]]
+
+
+def test_a_publish_that_meets_a_lock_timeout_is_that_batchs_own_trouble(
+    db: Database, dsn: str, submit: Any, worker: MakeWorker, sink: Any
+) -> None:
+    submit(4)
+    one = worker()
+    leases = one.claim(2)
+
+    def stuck(conn: Connection) -> None:
+        conn.execute("set local lock_timeout = '10 ms'")
+        conn.execute("lock table sink")
+
+    with psycopg.connect(dsn) as holder:
+        holder.execute("lock table sink in access share mode")
+        outcomes = one.finish_many([Finish(leases[0], {}, stuck), Finish(leases[1], {})])
+    assert [type(o) for o in outcomes] == [psycopg.errors.LockNotAvailable, Finished]
+
+
+def test_a_stale_and_the_current_token_of_one_task_in_one_finish(db: Database, submit: Any, hand: Hand) -> None:
+    submit(2)
+    old, new = hand(), hand()
+    (stale,) = old.claim()
+    old.die()
+    (current,) = new.claim()
+    assert [row["outcome"] for row in new.finish(stale, current)] == ["lost", "committed"]
+
+
+def test_errors_of_any_text_are_stored(db: Database, submit: Any, worker: MakeWorker) -> None:
+    submit(2)
+    one = worker()
+    (lease,) = one.claim()
+    assert one.fail(lease, "half \udce9 and nul \x00 and \\u0000").retry_at
+    (lease,) = one.claim()
+    bad_name = FileOutcome(1, "quarantined", 0, 0, 0, "corrupt", "/in/caf\udce9\x00")
+    one.finish(lease, BatchResult([good(0), bad_name], 3, 3, 0, {"text": "\\u0000 stays"}))
+    assert db.value("select result->'metadata'->>'text' from pipeline.batch") == "\\u0000 stays"
+
+
 def test_c5_a_finish_that_meets_an_ended_execution_rolls_back_what_it_published(
     db: Database, submit: Any, worker: MakeWorker, sink: Any
 ) -> None:

@@ -1,6 +1,7 @@
 """Migrations: each whole or not at all, one at a time, and never guessing where files and database disagree."""
 
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -186,16 +187,59 @@ def test_many_databases_of_one_cluster_migrate_at_once(
     assert all(check(dsn).current for dsn in dsns)
 
 
+SLEEPING = b"select count(*) from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
+WAITING = b"select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+WAITING_IN_LINE = (
+    b"select count(*) from pg_stat_activity where wait_event = 'advisory' and datname = current_database()"
+)
+END_SLEEPERS = b"""
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where wait_event = 'PgSleep' and datname = current_database()
+"""
+
+
+def test_a_second_migration_waits_for_the_first(
+    empty_dsn: str, files: Path, child: Callable[..., ChildProcess]
+) -> None:
+    put(files, "migrations/0002_two.sql", "create table pipeline.two (id int); select pg_sleep(600);")
+    first = child(MIGRATE, empty_dsn, str(files))
+    wait_until(lambda: value(empty_dsn, SLEEPING) == 1, what="the first to be in the middle of its second file")
+    put(files, "migrations/0002_two.sql", "create table pipeline.two (id int);")
+    second = child(MIGRATE, empty_dsn, str(files))
+    wait_until(lambda: value(empty_dsn, WAITING_IN_LINE) == 1, what="the second to stand in line")
+    value(empty_dsn, END_SLEEPERS)
+    assert first.wait() == 1
+    assert second.wait() == 0, second.stderr
+    assert check(empty_dsn, files).current
+
+
+def test_a_neighbours_change_of_a_shared_role_is_waited_out(
+    empty_dsn: str, server: EmbeddedServer, files: Path
+) -> None:
+    """Roles belong to the whole cluster: Postgres answers 'tuple concurrently updated', and we start over."""
+    role = f"role_{uuid.uuid4().hex[:12]}"
+    change = sql.SQL("alter role {} connection limit {}")
+    with psycopg.connect(server.dsn("postgres")) as neighbour, ThreadPoolExecutor(1) as pool:
+        neighbour.execute(sql.SQL("create role {}").format(sql.Identifier(role)))
+        neighbour.commit()
+        put(files, "migrations/0002_two.sql", change.format(sql.Identifier(role), 7).as_string())
+        neighbour.execute(change.format(sql.Identifier(role), 5))
+        migrating = pool.submit(migrate, empty_dsn, files)
+        wait_until(lambda: value(empty_dsn, WAITING) == 1, what="the migration to wait for its neighbour")
+        neighbour.commit()
+        assert migrating.result() == ["0001_one", "0002_two", "functions"]
+        neighbour.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
 def test_killed_in_the_middle_it_is_whole_or_not_at_all(
     empty_dsn: str, files: Path, child: Callable[..., ChildProcess]
 ) -> None:
     put(files, "migrations/0002_two.sql", "create table pipeline.two (id int); select pg_sleep(600);")
     migrating = child(MIGRATE, empty_dsn, str(files))
-    sleeping = b"select count(*) from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
-    wait_until(lambda: value(empty_dsn, sleeping) == 1, what="the migration to be in the middle of its second file")
+    wait_until(lambda: value(empty_dsn, SLEEPING) == 1, what="the migration to be in the middle of its second file")
     migrating.kill9()
-    end_sleeper = b"select count(pg_terminate_backend(pid)) from pg_stat_activity where wait_event = 'PgSleep'"
-    value(empty_dsn, end_sleeper)  # the server would notice the dead client only at the end of its sleep
+    value(empty_dsn, END_SLEEPERS)  # the server would notice the dead client only at the end of its sleep
+    assert check(empty_dsn, files).applied == ("0001_one",)
     put(files, "migrations/0002_two.sql", "create table pipeline.two (id int);")
     assert migrate(empty_dsn, files) == ["0002_two", "functions"]
 

@@ -5,7 +5,6 @@ After every step the tables must say what the model says, and audit must be clea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -31,7 +30,10 @@ WORKERS = 3
 POLICIES = st.sampled_from(["strict", "partial", "abort"])
 OFTEN = st.integers(0, 9).map(lambda n: n < 9)
 ATTEMPTS = 2
-TABLES = "execution, file, batch, lane, task, attempt, attempt_output, receipt, dead_letter, outbox, worker, action, boot, pipeline, queue"
+TABLES = (
+    "execution, file, batch, lane, task, attempt, attempt_output, receipt, dead_letter, outbox, worker, action, boot, "
+    "pipeline, queue"
+)
 
 
 class Protocol(RuleBasedStateMachine):
@@ -57,7 +59,8 @@ class Protocol(RuleBasedStateMachine):
     # What Postgres made that the model has to learn the id of.
     def learn_tasks(self, execution: Execution) -> None:
         for row in self.db.rows(
-            "select t.id, l.kind, t.generation, t.batch, t.max_attempts, t.attempts - (t.token is not null)::int as attempts from pipeline.task t "
+            "select t.id, l.kind, t.generation, t.batch, t.max_attempts, "
+            "t.attempts - (t.token is not null)::int as attempts from pipeline.task t "
             "join pipeline.lane l on l.id = t.lane_id join pipeline.execution x on x.id = t.execution_id "
             "where x.key = %s",
             (execution.key,),
@@ -154,7 +157,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         """A worker that holds something crashes, and another claims."""
-        lease, task = self.pick(data)
+        _, task = self.pick(data)
         if task is not None and task.worker in self.generation_of_hand:
             hand = self.generation_of_hand.index(task.worker)
             self.crash(hand)
@@ -293,7 +296,8 @@ class Protocol(RuleBasedStateMachine):
     def rerun(self, data: st.DataObject) -> None:
         execution = self.model.executions[data.draw(st.sampled_from(sorted(self.model.executions)))]
         some = data.draw(st.sets(st.sampled_from(sorted(execution.batches)), min_size=1))
-        can = execution.state == "finished" or (execution.generation > 1 and not execution.live)
+        whole = execution.generation > 1 or "released" not in execution.batches.values()
+        can = not execution.live and (execution.state == "finished" or whole)
         if not can:
             with pytest.raises(WrongState):
                 executions.rerun(self.db, execution.key, sorted(some))
@@ -307,7 +311,11 @@ class Protocol(RuleBasedStateMachine):
         execution.state, execution.called = "sealed", False
         for number in some:
             execution.batches[number] = "waiting"
-        for letter in [x for x in self.model.letters.values() if x.task.execution == execution.key]:
+        for letter in [
+            x
+            for x in self.model.letters.values()
+            if x.task.execution == execution.key and (x.task.batch is None or x.task.batch in some)
+        ]:
             del self.model.letters[letter.id]
         self.learn_tasks(execution)
 
@@ -348,9 +356,9 @@ class Protocol(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machine(db: Database) -> Iterator[type[Protocol]]:
+def machine(db: Database) -> type[Protocol]:
     Protocol.db = db
-    yield Protocol
+    return Protocol
 
 
 def run(machine: type[Protocol], examples: int, steps: int, *, seeded: bool) -> None:

@@ -36,7 +36,8 @@ def full(request: pytest.FixtureRequest, db: Database, conn: psycopg.Connection[
     conn.execute(
         "insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts) "
         "select l.id, b.execution_id, 1, b.number, 3 from pipeline.batch b "
-        "join pipeline.lane l on l.tenant = 't' || (b.execution_id % 100 + 1) and l.kind = 'batch' where b.execution_id > 1"
+        "join pipeline.lane l on l.tenant = 't' || (b.execution_id % 100 + 1) and l.kind = 'batch' "
+        "where b.execution_id > 1"
     )
     conn.execute("analyze pipeline.task, pipeline.batch, pipeline.file, pipeline.execution, pipeline.lane")
     return conn

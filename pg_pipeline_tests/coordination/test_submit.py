@@ -56,6 +56,39 @@ def test_the_same_key_with_another_request_is_a_conflict_and_overwrites_nothing(
     assert state(db, first.execution)["files"] == 2
 
 
+def test_files_from_a_generator_survive_a_dead_connection_whole(db: Database, dsn: str) -> None:
+    killed = []
+
+    def listing() -> Iterator[FileVersion]:
+        for number, file in enumerate(files(50)):
+            if number == 25 and not killed:
+                import psycopg
+
+                with psycopg.connect(dsn, autocommit=True) as other:
+                    killed.append(
+                        other.execute(
+                            "select count(pg_terminate_backend(pid)) from pg_stat_activity "
+                            "where datname = current_database() and pid <> pg_backend_pid()"
+                        ).fetchone()
+                    )
+            yield file
+
+    db.value("select 1")
+    for how in (listing, listing()):
+        assert submission.submit(db, "orders", how, request_key=f"k{how}", request="r").taken in (50, 0)
+    assert db.value("select count(*) from pipeline.file") == 50
+
+
+def test_a_request_is_found_again_without_its_files(db: Database) -> None:
+    assert submission.find(db, "orders", "k", "a folder") is None
+    first = submission.submit(db, "orders", files(2), request_key="k", request="a folder", tenant="acme")
+    found = submission.find(db, "orders", "k", "a folder", tenant="acme")
+    assert found is not None
+    assert found.execution == first.execution
+    with pytest.raises(SubmissionConflict):
+        submission.find(db, "orders", "k", "a folder")
+
+
 def test_a_new_version_of_a_file_is_another_file(db: Database) -> None:
     submission.submit(db, "orders", [FileVersion("/f", "1", 1)], request_key="a")
     assert submission.submit(db, "orders", [FileVersion("/f", "2", 1)], request_key="b").taken == 1
@@ -151,6 +184,7 @@ def test_d2_an_aborted_request_key_can_be_followed_by_a_new_one(db: Database, ha
         FileVersion("/f", "1", -1),
         FileVersion("/" + "f" * 4096, "1", 1),
         FileVersion("/nul\x00", "1", 1),
+        FileVersion("/half\udce9", "1", 1),
     ],
 )
 def test_a_file_that_the_ledger_refuses_refuses_the_submission_whole(db: Database, bad: FileVersion) -> None:

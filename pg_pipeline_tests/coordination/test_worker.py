@@ -1,6 +1,5 @@
 """The worker and its heartbeat, with real threads and sessions (P3, P9, P10; lessons C2 to C4)."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -41,7 +40,7 @@ def test_a_lost_lease_is_reported_to_the_process_at_once(
 def test_a_cancelled_execution_is_reported_as_lost(db: Database, submit: Any, worker: MakeWorker) -> None:
     execution = submit(2)
     lost: list[str] = []
-    one = worker(heartbeat_interval=0.05, on_lost=lambda lease, why: lost.append(why))
+    one = worker(heartbeat_interval=0.05, on_lost=lambda _, why: lost.append(why))
     (lease,) = one.claim()
     executions.cancel(db, execution, "stop")
     wait_until(lambda: lost, what="the cancelled lease to be reported")
@@ -164,25 +163,14 @@ def test_leaving_a_worker_hands_its_leases_back_uncounted(db: Database, submit: 
 
 
 def test_new_work_wakes_a_waiting_worker(db: Database, submit: Any, worker: MakeWorker) -> None:
-    one = worker(heartbeat_interval=30)
-    claimed: list[Lease] = []
-    # Neither its poll nor its heartbeat comes round within this test: only the wake-up can.
-    waiter = threading.Thread(target=lambda: claimed.extend(one.claim_or_wait(1, timeout=25, poll=25)))
-    waiter.start()
-    wait_until(
-        lambda: (
-            db.value(
-                "select count(*) from pg_stat_activity where query like 'listen%%' and state = 'idle' and datname = current_database()"
-            )
-            or db.value(
-                "select count(*) from pg_stat_activity where query like '%%pipeline.beat%%' and state = 'idle' and datname = current_database()"
-            )
-        ),
-        what="the worker to listen",
-    )
+    one = worker(heartbeat_interval=30)  # no beat comes round within this test: only the wake-up can
+    assert one.claim() == []
+    submission.configure_queue(db, "other")
+    submission.register_pipeline(db, "others", queue="other")
+    submit(2, key="not ours", pipeline="others")
     submit(2)
-    waiter.join(timeout=20)
-    assert [lease.batch for lease in claimed] == [0]
+    assert one.wait(timeout=25)
+    assert [lease.batch for lease in one.claim()] == [0]
 
 
 def test_lesson_c2_a_finish_on_a_dead_reused_connection_is_asked_again(
@@ -243,3 +231,37 @@ def test_a_batch_lost_while_it_worked_gets_leaselost_from_every_verb(
             verb(lease)
     assert db.rows("select * from pipeline.task") == before
     assert taken["token"] == before[0]["token"]
+
+
+def test_finish_this_and_claim_the_next_is_one_round_trip(db: Database, submit: Any, worker: MakeWorker) -> None:
+    execution = submit(6)
+    one = worker()
+    (lease,) = one.claim()
+    batches = [lease.batch]
+    while lease.kind == "batch":
+        claim = uuid4()
+        finished, (following,) = one.finish_and_claim(lease, {"rows_in": 1}, claim_id=claim)
+        assert finished.lease == lease
+        again, same = one.finish_and_claim(lease, {"rows_in": 2}, claim_id=claim)
+        assert (again.result, same) == ({"rows_in": 1}, [following])
+        lease = following
+        batches.append(lease.batch)
+    assert batches == [0, 1, 2, None]
+    assert one.held == [lease]
+    _, nothing = one.finish_and_claim(lease, {"summary": {"n": 3}})
+    assert nothing == []
+    assert executions.get(db, execution)["status"] == "finished"
+
+
+def test_a_finish_that_is_lost_claims_nothing(db: Database, submit: Any, worker: MakeWorker, hand: Hand) -> None:
+    submit(6)
+    one = worker(heartbeat_interval=30)
+    (lease,) = one.claim()
+    db.rows(
+        "update pipeline.task set run_deadline = now() - interval '1 s' where id = %s returning 1", (lease.task_id,)
+    )
+    hand().claim()
+    with pytest.raises(LeaseLost):
+        one.finish_and_claim(lease, {})
+    assert one.held == []
+    assert db.value("select count(*) from pipeline.task where token is null") == 2

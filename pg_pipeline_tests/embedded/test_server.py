@@ -73,6 +73,12 @@ class Project:
         assert len(found) == 1, found
         return found[0]
 
+    def initdb(self) -> list[psutil.Process]:
+        found = [process for process in psutil.process_iter(["name", "cmdline"]) if process.info["name"] == "initdb"]
+        return [
+            process for process in found if any(str(self.server.folder) in word for word in process.info["cmdline"])
+        ]
+
     def wait_until_stopped(self) -> None:
         wait_until(lambda: self.server.postmaster() is None, what="the server to stop")
         assert not (self.server.data / "postmaster.pid").exists(), "it did not stop cleanly"
@@ -255,20 +261,22 @@ def test_a_pid_file_that_names_somebody_elses_process_is_seen_through(project: P
 
 def test_a_first_start_killed_half_way_leaves_nothing_in_the_way(project: Project) -> None:
     starter = project.begin("stay")
-    wait_until(lambda: list(project.server.folder.glob("new-*/base")), what="initdb to be under way")
+    initdb = wait_until(project.initdb, what="initdb to be under way")[0]
+    initdb.suspend()  # it is still there when the next one starts, ready to go on filling its folder
     starter.kill9_group()
     assert not project.server.data.exists()
     project.user()
     assert project.answers()
+    assert not is_alive(initdb)
     assert list(project.server.folder.glob("new-*")) == []
 
 
-def test_server_ends_when_its_folder_is_removed(project: Project) -> None:
-    """`make clean`, or a person with rm, must not leave a server that nobody can find."""
+def test_server_ends_when_its_folder_is_gone(project: Project) -> None:
+    """`make clean`, or a person with mv, must not leave a server that nobody can find."""
     project.user()
     running = project.postmaster
-    for path in project.server.folder.iterdir():
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+    folder = project.server.folder
+    folder.rename(folder.with_name("elsewhere"))
     wait_until(lambda: not is_alive(running), what="the server to end")
 
 

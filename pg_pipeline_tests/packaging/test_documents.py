@@ -35,4 +35,4 @@ def test_the_workspace_loads_our_definitions(child: Callable[..., ChildProcess],
     command = (str(dagster), "definitions", "validate", "--workspace", "workspace.yaml")
     validation = child(command=command, env={"DAGSTER_HOME": str(tmp_path)})
     assert validation.wait() == 0, validation.stderr
-    assert "Validation successful for code location pg_pipeline.definitions" in validation.stderr
+    assert "Validation successful for code location pg_pipeline.definitions" in validation.stdout

@@ -1,6 +1,6 @@
 """What settles, ends and re-runs an execution, at the same moment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -24,11 +24,11 @@ def eight(session: Open) -> list[Session]:
 
 
 @pytest.fixture
-def sink(db: Database) -> Iterator[Callable[[str], int]]:
+def sink(db: Database) -> Callable[[str], int]:
     """A table of the user's; gives how many rows of an execution it shows."""
     with db.connect() as conn:
         conn.execute("create table public.sink (execution text, batch int)")
-    yield lambda execution: db.value("select count(*) from public.sink where execution = %s", (execution,))
+    return lambda execution: db.value("select count(*) from public.sink where execution = %s", (execution,))
 
 
 def test_lesson_c8_batches_that_settle_at_the_same_moment_fire_one_callback(
@@ -92,9 +92,7 @@ def test_p4_eight_workers_settle_the_same_executions_in_any_order(db: Database, 
     assert drain(eight[0], db) == 5
 
 
-def test_cancel_waits_for_a_finish_and_keeps_what_it_committed(
-    db: Database, submit: Any, session: Open
-) -> None:
+def test_cancel_waits_for_a_finish_and_keeps_what_it_committed(db: Database, submit: Any, session: Open) -> None:
     execution = submit(4)
     one, person = session().register(), session()
     (lease,) = one.claim()
@@ -163,7 +161,9 @@ def test_p5_cancel_against_the_callback_ends_the_execution_once(db: Database, su
             lambda x=callback: one.finish(x, result={"summary": 1, "outbox": [{"event": "bill"}]}),
             lambda x=execution: person.value(CANCEL, (x,)),
         )
-        told = {row["event"] for row in db.rows("select event from pipeline.outbox where key like %s", (f"{execution}:%",))}
+        told = {
+            row["event"] for row in db.rows("select event from pipeline.outbox where key like %s", (f"{execution}:%",))
+        }
         if isinstance(cancelled, WrongState):
             assert told == {"finished", "bill"}
         else:
@@ -216,9 +216,7 @@ def test_an_abort_against_a_neighbours_finish(db: Database, submit: Any, session
     for number in range(ROUNDS):
         execution = submit(4, key=f"k{number}")
         (good,), (bad,) = one.claim(), two.claim()
-        finished, failed = at_once(
-            lambda x=good: one.finish(x), lambda x=bad: two.fail(x, retryable=False)
-        )
+        finished, failed = at_once(lambda x=good: one.finish(x), lambda x=bad: two.fail(x, retryable=False))
         assert not isinstance(failed, Exception), failed
         assert state(db, execution)["status"] == "aborted"
         if isinstance(finished, LeaseLost):

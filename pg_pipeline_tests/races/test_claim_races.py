@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -213,5 +212,3 @@ def test_the_reaper_leaves_a_worker_that_is_claiming(db: Database, session: Open
     one.commit()
     db.rows("update pipeline.worker set beat_at = clock_timestamp() returning 1")
     assert one.finish(lease)[0]["outcome"] == "committed"
-
-

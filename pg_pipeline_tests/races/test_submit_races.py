@@ -100,9 +100,7 @@ def test_p2_chunked_submits_against_small_ones(db: Database, monkeypatch: pytest
         assert sum(a.taken for a in answers) == 40
 
 
-def test_a_chunked_add_against_small_ones_to_the_same_execution(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunked_add_against_small_ones_to_the_same_execution(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "CHUNK", 5)
     execution = submission.submit(db, "orders", [], request_key="k", request="open", seal=False).execution
     for number in range(ROUNDS):
@@ -189,7 +187,10 @@ def test_sends_for_new_tenants_in_opposite_order_don_t_deadlock(db: Database) ->
             return submission.send(
                 db,
                 "default",
-                [{"key": f"{tag}-{number}-{i:03}", "kind": "job", "tenant": f"t{number}-{t}"} for i, t in enumerate(tenants)],
+                [
+                    {"key": f"{tag}-{number}-{i:03}", "kind": "job", "tenant": f"t{number}-{t}"}
+                    for i, t in enumerate(tenants)
+                ],
             )
 
         answers = at_once(

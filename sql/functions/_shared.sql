@@ -65,6 +65,33 @@ begin
 end
 $$;
 
+-- What is answered is durable: a session that runs with synchronous_commit off has it on for this commit.
+create or replace function pipeline._durable() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('synchronous_commit') = 'off' then
+    perform set_config('synchronous_commit', 'on', true);
+  end if;
+end
+$$;
+
+-- Bounds how long the rest of this transaction may idle. A process that stopped inside it, or whose machine
+-- is gone without a word, would hold its locks for as long as TCP takes to notice: hours.
+create or replace function pipeline._bound_idle(p_limit interval) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now interval := current_setting('idle_in_transaction_session_timeout')::interval;
+begin
+  if v_now = '0' or v_now > p_limit then
+    perform set_config('idle_in_transaction_session_timeout', (extract(epoch from p_limit) * 1000)::bigint::text, true);
+  end if;
+end
+$$;
+
 -- Wakes waiting workers. A hint: Postgres sends equal ones of a transaction once.
 create or replace function pipeline._wake(p_queue text) returns void
 language sql volatile

@@ -16,13 +16,16 @@ begin atomic
            count(*) filter (where f.state = 'released') as released,
            count(*) filter (where f.state = 'quarantined') as quarantined
     from pipeline.file f
-    where p_execution is null or f.execution_id in (select id from x)
+    where p_execution is null or f.execution_id = (select e.id from pipeline.execution e where e.key = p_execution)
     group by f.execution_id, f.batch
   ),
-  t as (select t.*, l.kind from pipeline.task t join pipeline.lane l on l.id = t.lane_id),
+  t as (
+    select t.*, l.kind from pipeline.task t join pipeline.lane l on l.id = t.lane_id
+    where p_execution is null or t.execution_id = (select e.id from pipeline.execution e where e.key = p_execution)
+  ),
   a as (
     select a.execution_id, a.generation, a.batch, a.kind, count(*) as commits from pipeline.attempt a
-    where a.outcome = 'committed' and (p_execution is null or a.execution_id in (select id from x))
+    where a.outcome = 'committed' and (p_execution is null or a.execution_id = (select e.id from pipeline.execution e where e.key = p_execution))
     group by 1, 2, 3, 4
   ),
   counted as (
@@ -52,11 +55,12 @@ begin atomic
   where b.state = 'released' and f.files > f.released + f.quarantined
   union all
   select 'P1', b.execution, 'batch ' || b.number, 'is waiting with ' || count(t.id) || ' tasks'
-  from b left join t on t.execution_id = b.execution_id and t.batch = b.number and t.generation = b.generation and t.kind = 'batch'
+  from b left join t on t.execution_id = b.execution_id and t.batch = b.number and t.generation = b.generation and t.kind = 'batch' and t.key is null
   where b.state = 'waiting' and b.live group by b.execution, b.number having count(t.id) <> 1
   union all
   select 'P1', b.execution, 'batch ' || b.number, 'is ' || b.state || ' and task ' || t.id || ' would process it again'
   from b join t on t.execution_id = b.execution_id and t.batch = b.number and t.generation = b.generation and t.kind = 'batch'
+  join x on x.id = b.execution_id and x.generation = t.generation
   where b.state <> 'waiting' and b.live and t.key is null
   union all
   select 'P1', b.execution, 'batch ' || b.number, 'is dead, but no dead letter waits for it'
@@ -68,7 +72,18 @@ begin atomic
   from b join x on x.id = b.execution_id
   where not b.live and b.state = 'waiting'
   union all
+  select 'P1', b.execution, 'batch ' || b.number, 'is ' || b.state || ', but dead letter ' || d.id || ' waits for it'
+  from b join pipeline.dead_letter d on d.execution_id = b.execution_id and d.batch = b.number and d.generation = b.generation
+  where b.live and b.state <> 'dead' and d.kind = 'batch' and d.resolution is null and d.reason <> 'malformed'
+  union all
+  select 'P1', b.execution, 'batch ' || b.number, 'counts ' || b.quarantined || ' quarantined files, the ledger ' || coalesce(f.quarantined, 0)
+  from b left join f on f.execution_id = b.execution_id and f.batch = b.number
+  where b.state = 'committed' and b.quarantined <> coalesce(f.quarantined, 0)
+  union all
   -- P2: at most one attempt's rows are visible
+  select 'P2', b.execution, 'batch ' || b.number, 'is committed by no attempt'
+  from b where b.live and b.state = 'committed' and not exists (select from pipeline.attempt p where p.token = b.token)
+  union all
   select 'P2', x.key, 'batch ' || a.batch, a.commits || ' attempts of generation ' || a.generation || ' committed'
   from a join x on x.id = a.execution_id where a.kind = 'batch' and a.commits > 1
   union all
@@ -95,6 +110,12 @@ begin atomic
   union all
   select 'P4', x.key, 'barrier', 'says ' || x.settled || ' settled, there are ' || coalesce(c.settled, 0)
   from x left join counted c on c.execution_id = x.id where x.live and x.settled <> coalesce(c.settled, 0)
+  union all
+  select 'P4', x.key, 'barrier', 'finished while ' || x.remaining || ' batches remain'
+  from x where x.state = 'finished' and x.remaining > 0
+  union all
+  select 'P4', x.key, 'callback', 'finished without one'
+  from x where x.state = 'finished' and x.expected > 0 and x.callback_generation < x.generation
   union all
   select 'P4', x.key, 'callback', 'nothing remains, but its task was never made'
   from x where x.state = 'sealed' and x.remaining = 0 and x.callback_generation < x.generation

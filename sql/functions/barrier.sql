@@ -170,7 +170,10 @@ begin
   if not found then
     perform pipeline._execution(p_execution);
   end if;
-  if v_execution.state <> 'finished' and not (v_execution.generation > 1 and v_execution.state in ('cancelled', 'aborted', 'expired')) then
+  -- An execution that ended early with every batch in place, such as a cancelled re-run, can be re-run too.
+  if v_execution.state in ('open', 'sealed')
+     or v_execution.state <> 'finished' and v_execution.generation = 1
+        and exists (select from pipeline.batch where execution_id = v_execution.id and state = 'released') then
     raise exception using errcode = 'PP005',
       message = format('execution %s is %s: only a finished one can be re-run', p_execution, v_execution.state),
       hint = 'released files of an ended execution are taken again with submit --released';
@@ -195,7 +198,8 @@ begin
   get diagnostics v_count = row_count;
   update pipeline.dead_letter set resolution = 'superseded', resolved_at = clock_timestamp(),
     resolved_why = format('re-run as generation %s', v_execution.generation + 1)
-  where execution_id = v_execution.id and resolution is null;
+  where execution_id = v_execution.id and resolution is null
+    and (batch is null or p_batches is null or batch = any (p_batches));
   update pipeline.execution set
     generation = generation + 1, state = 'sealed', ended_at = null, ended_reason = null,
     expected = v_batches, settled = v_batches - v_count, deadline = null

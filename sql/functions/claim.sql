@@ -31,9 +31,14 @@ begin
     order by t.execution_id nulls first, t.id  -- burying locks executions: in order
     limit p_limit for update of t skip locked
   loop
+    -- Burying locks the execution; whoever holds it is about to be done, so leave the task to the next pass.
+    if v_task.attempts >= v_task.max_attempts and v_task.suspect and v_task.execution_id is not null then
+      perform from pipeline.execution where id = v_task.execution_id for update skip locked;
+      continue when not found and exists (select from pipeline.execution where id = v_task.execution_id);
+    end if;
     v_count := v_count + 1;
     v_why := case when v_task.worker = any (v_gone) then 'its worker is gone' else 'it ran past its maximum time' end;
-    if v_task.attempts >= v_task.max_attempts and v_task.suspect then
+    if v_task.attempts >= v_task.max_attempts and v_task.suspect and not pipeline._is_over(v_task) then
       perform pipeline._end_attempt(v_task, 'lost', null, v_why);
       perform pipeline._bury(v_task, 'attempts_exhausted', null,
         format('attempt %s of %s ran alone and was lost: %s', v_task.attempts, v_task.max_attempts, v_why));
@@ -67,6 +72,7 @@ begin
       when t.generation is null or t.generation > x.generation then format('execution %s has no generation %s', x.key, coalesce(t.generation::text, '(none)'))
       when t.generation < x.generation or x.state not in ('open', 'sealed') then 'over'
       when l.pipeline <> x.pipeline then format('execution %s is of pipeline %s', x.key, x.pipeline)
+      when t.key is not null then format('a %s task comes from a submission, not from send', l.kind)
       when t.payload is not null and jsonb_typeof(t.payload) <> 'object' then 'its payload is not a json object'
       when l.kind = 'callback' and x.callback_task is distinct from t.id then format('it is not the callback of execution %s', x.key)
       when l.kind = 'batch' and b.number is null then format('execution %s has no batch %s', x.key, coalesce(t.batch::text, '(none)'))
@@ -78,6 +84,12 @@ begin
     v_task := v_bad.task;
     if v_bad.flaw = 'over' then
       delete from pipeline.task where id = v_task.id;
+      -- With it goes what else is left of the ended execution: it must not stand before living work.
+      delete from pipeline.task t using (
+        select o.id from pipeline.task o join pipeline.lane l on l.id = o.lane_id and l.kind in ('batch', 'callback')
+        where o.execution_id = v_task.execution_id and o.token is null and o.generation <= v_task.generation
+        limit 10000 for update of o skip locked) o
+      where t.id = o.id and t.id <> all (p_ids);
     else
       perform pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
     end if;
@@ -101,6 +113,7 @@ create or replace function pipeline.claim(
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -110,8 +123,11 @@ declare
   v_held     int;
   v_alone    boolean := false;
   v_ids      bigint[] := '{}';
-  v_limit    int := greatest(0, least(p_limit, 1000));
+  v_limit    int := greatest(0, least(coalesce(p_limit, 1), 1000));
 begin
+  if p_claim_id is null then
+    raise exception using errcode = 'PP004', message = 'a claim needs an id, so that a lost answer can be asked for again';
+  end if;
   -- Key share: the row can't be pruned while this claim leases to it; beats pass.
   select * into v_worker from pipeline.worker where id = p_worker and stopped_at is null for key share;
   if not found then
@@ -119,7 +135,8 @@ begin
       hint = 'register a new worker; the id of an ended one is never reused';
   end if;
   -- A retry waits here until the first call, whose answer was lost, has ended.
-  perform pg_advisory_xact_lock(hashtextextended(p_claim_id::text, 2));
+  -- And a worker claims once at a time, or alone would not be alone.
+  perform pg_advisory_xact_lock(hashtextextended(p_worker::text, 2));
   select * into v_queue from pipeline.queue where name = v_worker.queue;
 
   if not exists (select from pipeline.task t where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id)
@@ -138,28 +155,37 @@ begin
         join pipeline.lane l on l.id = t.lane_id
         where t.execution_id = (select x.id from pipeline.execution x where x.key = p_execution)
           and l.kind = p_kind and (p_batches is null or t.batch = any (p_batches))
-          and t.token is null and l.queue = v_queue.name
-        order by t.batch, t.id limit v_limit for update of t skip locked
+          and t.token is null and l.queue = v_queue.name and not (t.suspect and v_held > 0)
+        order by t.suspect desc, t.batch, t.id limit v_limit for update of t skip locked
       ));
+      -- A suspect runs alone also here: the rest stays for the next claim.
+      if exists (select from pipeline.task t where t.id = any (v_ids) and t.suspect) then
+        v_ids := array(select t.id from pipeline.task t where t.id = any (v_ids) and t.suspect order by t.batch, t.id limit 1);
+      end if;
       v_alone := v_held = 0 and cardinality(v_ids) = 1
         and exists (select from pipeline.task where id = v_ids[1] and suspect);
     else
-      if exists (select from pipeline.task where token is null and suspect) then
+      while cardinality(v_ids) = 0 and exists (select from pipeline.task where token is null and suspect) loop
         select array[t.id] into v_ids from pipeline.task t join pipeline.lane l on l.id = t.lane_id
         where t.token is null and t.suspect and l.queue = v_queue.name
           and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
           and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))
           and (v_worker.kinds is null or l.kind = any (v_worker.kinds))
         order by l.priority desc, t.ready_at, t.id limit 1 for update of t skip locked;
-        if found and v_held > 0 then
-          return;  -- a suspect has waited long: take nothing more, so that this worker comes to rest and can run it alone
-        elsif found then
-          v_ids := pipeline._sift(v_ids);
-          v_alone := cardinality(v_ids) = 1;
-        else
+        if not found then
           v_ids := '{}';
+          exit;
         end if;
-      end if;
+        v_ids := pipeline._sift(v_ids);  -- one that is over is gone now: look for the next
+        continue when cardinality(v_ids) = 0;
+        v_alone := v_held = 0;
+        if v_held > 0 and pipeline._should_rest(v_worker, v_ids[1], v_now) then
+          return;  -- a suspect has waited long: take nothing more, so that this worker comes to rest and can run it alone
+        elsif v_held > 0 then
+          v_ids := '{}';  -- another one comes to rest for it
+          exit;
+        end if;
+      end loop;
       if cardinality(v_ids) = 0 then
         v_ids := pipeline._pick(v_worker, v_queue.name, v_limit, p_after_tenant, v_now);
       end if;
@@ -182,6 +208,19 @@ begin
   order by l.priority desc, t.ready_at, t.id;
 end
 $$;
+
+-- Whether this worker is the one that should take nothing more until it can run a suspect alone: of the
+-- living workers that may take it, the one that holds least; every one of them once it has waited a minute.
+create or replace function pipeline._should_rest(p_worker pipeline.worker, p_task bigint, p_now timestamptz) returns boolean
+language sql volatile
+set search_path = pg_catalog, pg_temp
+return (
+  select t.ready_at <= p_now - '1 min'::interval or p_worker.id = (
+    select w.id from pipeline.worker w
+    where w.queue = l.queue and w.stopped_at is null and w.beat_at + w.lease > p_now
+      and (w.pipelines is null or l.pipeline = any (w.pipelines)) and (w.kinds is null or l.kind = any (w.kinds))
+    order by (select count(*) from pipeline.task h where h.worker = w.id and h.token is not null), w.id limit 1)
+  from pipeline.task t join pipeline.lane l on l.id = t.lane_id where t.id = p_task);
 
 -- Locks ready tasks, skipping what others hold: the highest priority first; within it each lane
 -- gets its share, tenants in turn, and what is left over goes to whoever has more.

@@ -13,6 +13,7 @@ declare
   v_lane      pipeline.lane;
   v_execution pipeline.execution;
 begin
+  perform pipeline._durable();
   select * into v_lane from pipeline.lane where id = p_task.lane_id;
   insert into pipeline.dead_letter (task_id, queue, pipeline, kind, priority, tenant, execution_id, generation, batch,
                                        attempts, max_attempts, key, payload, reason, error_class, error)
@@ -27,7 +28,9 @@ begin
     if v_execution.state in ('open', 'sealed') and v_execution.generation = p_task.generation then
       update pipeline.batch set state = 'dead'
       where execution_id = p_task.execution_id and number = p_task.batch and state = 'waiting';
-      if v_execution.policy = 'partial' then
+      if not found then
+        null;  -- the batch was settled by another task: this one counts for nothing
+      elsif v_execution.policy = 'partial' then
         update pipeline.execution set settled = settled + 1 where id = v_execution.id;
         perform pipeline._barrier_reached(v_execution.id);
       elsif v_execution.policy = 'abort' then
@@ -77,7 +80,13 @@ begin
         end if;
         update pipeline.execution set settled = settled - 1 where id = v_execution.id;
       end if;
-      update pipeline.batch set state = 'waiting' where execution_id = v_execution.id and number = v_letter.batch;
+      update pipeline.batch set state = 'waiting'
+      where execution_id = v_execution.id and number = v_letter.batch and state = 'dead';
+      if not found then
+        raise exception using errcode = 'PP005',
+          message = format('dead letter %s: batch %s of execution %s is not dead (any more)', p_letter, v_letter.batch, v_execution.key),
+          hint = 'discard the letter';
+      end if;
     end if;
   end if;
 
@@ -122,6 +131,7 @@ as $$
 declare
   v_letter    pipeline.dead_letter;
   v_execution pipeline.execution;
+  v_live      boolean;
   v_answer    jsonb;
 begin
   v_answer := pipeline._answered(p_request_id, 'discard', p_letter::text);
@@ -135,20 +145,22 @@ begin
 
   if v_letter.kind in ('batch', 'callback') and v_letter.reason <> 'malformed' then
     select * into v_execution from pipeline.execution where id = v_letter.execution_id for update;
-    if v_execution.state in ('open', 'sealed') and v_execution.generation = v_letter.generation then
-      if v_letter.kind = 'callback' then
+    v_live := v_execution.state in ('open', 'sealed') and v_execution.generation = v_letter.generation;
+    if v_letter.kind = 'callback' then
+      if v_live then
         update pipeline.execution set state = 'finished', ended_at = clock_timestamp(),
           ended_reason = format('its callback was discarded: %s', p_why)
         where id = v_execution.id;
         perform pipeline._tell(v_execution.id, 'finished', jsonb_build_object('callback_discarded', p_why));
-      else
-        -- A re-run's dead batch still shows its earlier rows: they stay, and so do its files.
-        update pipeline.batch set state = case when token is null then 'discarded' else 'committed' end
-        where execution_id = v_execution.id and number = v_letter.batch;
-        if v_execution.policy <> 'partial' then
-          update pipeline.execution set settled = settled + 1 where id = v_execution.id;
-          perform pipeline._barrier_reached(v_execution.id);
-        end if;
+      end if;
+    else
+      -- Also when the execution went on without it: its files are discarded by a person then.
+      -- A re-run's dead batch still shows its earlier rows: they stay, and so do its files.
+      update pipeline.batch set state = case when token is null then 'discarded' else 'committed' end
+      where execution_id = v_execution.id and number = v_letter.batch and state = 'dead' and generation = v_letter.generation;
+      if found and v_live and v_execution.policy <> 'partial' then
+        update pipeline.execution set settled = settled + 1 where id = v_execution.id;
+        perform pipeline._barrier_reached(v_execution.id);
       end if;
     end if;
   end if;

@@ -9,19 +9,21 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   x       pipeline.execution := pipeline._execution(p_execution);
-  v_queue pipeline.queue;
   v_live  boolean := x.state in ('open', 'sealed');
 begin
-  select q.* into v_queue from pipeline.pipeline p join pipeline.queue q on q.name = p.queue where p.name = x.pipeline;
   return query select 'state', format('%s, generation %s: %s of %s batches settled%s', x.state, x.generation, x.settled, x.expected,
     coalesce(', ' || x.ended_reason, '')),
-    case x.state when 'open' then 'add files, then seal it' when 'finished' then 'nothing to do' else null end;
+    case x.state when 'open' then 'add files, then seal it' when 'finished' then 'nothing to do' when 'sealed' then null
+      else 'its files that were not committed are released: submit --released takes them again' end;
 
-  if v_live and v_queue.paused_at is not null then
-    return query select 'paused', format('queue %s is paused by %s since %s: %s', v_queue.name,
-      case v_queue.paused_by when 'breaker' then 'the circuit breaker' else 'a person' end, v_queue.paused_at::timestamptz(0), v_queue.pause_reason),
-      format('when the cause is gone: pg-pipeline queue resume %s', v_queue.name);
-  end if;
+  -- The queues its tasks are in; a pipeline may have moved to another one since.
+  return query
+  select 'paused', format('queue %s is paused by %s since %s: %s', q.name,
+      case q.paused_by when 'breaker' then 'the circuit breaker' else 'a person' end, q.paused_at::timestamptz(0), q.pause_reason),
+    format('when the cause is gone: pg-pipeline queue resume %s', q.name)
+  from pipeline.queue q
+  where v_live and q.paused_at is not null and q.name in (
+    select l.queue from pipeline.task t join pipeline.lane l on l.id = t.lane_id where t.execution_id = x.id);
 
   return query
   select 'leased', format('%s batch %s, attempt %s, by %s%s since %s%s', l.kind, coalesce(t.batch::text, '–'), t.attempts, coalesce(w.name, t.worker::text),
@@ -49,7 +51,10 @@ begin
 
   return query
   select 'dead letter', format('%s: %s %s, %s after %s attempts: %s', d.id, d.kind, coalesce(d.batch::text, ''), d.reason, d.attempts, left(d.error, 300)),
-    case when v_live then format('fix the cause, then: pg-pipeline dlq replay %s (or discard it)', d.id) else 're-run the execution' end
+    case when v_live and d.kind = 'batch' and x.policy = 'partial' and x.callback_generation = x.generation
+           then 'its callback was made without it: re-run the execution when it has finished'
+         when v_live and d.generation = x.generation then format('fix the cause, then: pg-pipeline dlq replay %s (or discard it)', d.id)
+         else 're-run the execution, or discard the letter' end
   from pipeline.dead_letter d where d.execution_id = x.id and d.resolution is null order by d.id limit 20;
 
   return query
@@ -68,7 +73,8 @@ begin
   from pipeline.outbox o where o.execution_id = x.id and o.state <> 'delivered' and o.destination <> '' order by o.id limit 20;
 
   if v_live and x.deadline is not null then
-    return query select 'deadline', format('ends by itself at %s', x.deadline::timestamptz(0)), null::text;
+    return query select 'deadline', format(case when x.deadline < clock_timestamp() then 'should have ended at %s' else 'ends by itself at %s' end, x.deadline::timestamptz(0)),
+      case when x.deadline < clock_timestamp() then 'nobody has reaped since: pg-pipeline reap' end;
   end if;
 end
 $$;
@@ -108,7 +114,7 @@ cross join lateral (
   from pipeline.batch b where b.execution_id = x.id
 ) b;
 
--- Every lease there was and is; a living one has no outcome.
+-- Every lease there was and is; a living one has no outcome, and its token is its worker's secret.
 create or replace view pipeline.attempt_status as
 select a.token, a.task_id, a.queue, a.kind, x.key as execution, a.generation, a.batch, a.number, a.worker, w.name as worker_name, w.run_id,
   a.alone, a.claimed_at, a.ended_at, a.outcome, a.error_class, a.error
@@ -116,7 +122,7 @@ from pipeline.attempt a
 left join pipeline.execution x on x.id = a.execution_id
 left join pipeline.worker w on w.id = a.worker
 union all
-select t.token, t.id, l.queue, l.kind, x.key, t.generation, t.batch, t.attempts, t.worker, w.name, w.run_id, t.suspect, t.claimed_at, null, null, null, null
+select null::uuid, t.id, l.queue, l.kind, x.key, t.generation, t.batch, t.attempts, t.worker, w.name, w.run_id, t.suspect, t.claimed_at, null, null, null, null
 from pipeline.task t join pipeline.lane l on l.id = t.lane_id
 left join pipeline.execution x on x.id = t.execution_id
 left join pipeline.worker w on w.id = t.worker

@@ -8,6 +8,8 @@ create or replace function pipeline.lock_leases(p_tasks bigint[], p_tokens uuid[
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
+  select pipeline._bound_idle(greatest('2 min', 2 * max(w.lease)))
+  from pipeline.task t join pipeline.worker w on w.id = t.worker where t.id = any (p_tasks);
   select t.id from unnest(p_tasks, p_tokens) g(task, token)
   join pipeline.task t on t.id = g.task and t.token = g.token
   order by t.id for update of t;
@@ -38,10 +40,12 @@ create or replace function pipeline.finish(p_tasks bigint[], p_tokens uuid[], p_
 returns table (task_id bigint, token uuid, outcome text, result jsonb, callback boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
   v_live       bigint[];
+  v_tokens     uuid[];
   v_executions bigint[];
   v_fired      bigint[] := '{}';
   v_flaw       text;
@@ -51,7 +55,9 @@ begin
   if cardinality(p_tasks) is distinct from cardinality(p_tokens) or cardinality(p_tasks) is distinct from cardinality(p_results) then
     raise exception using errcode = 'PP004', message = 'tasks, tokens and results must have the same length';
   end if;
+  perform pipeline._durable();
   v_live := array(select pipeline.lock_leases(p_tasks, p_tokens));
+  v_tokens := array(select t.token from pipeline.task t where t.id = any (v_live));
 
   -- The shared rows, last and briefly. Batches and files come after their execution in the lock
   -- order: a cancel that holds the execution goes on to them.
@@ -79,27 +85,26 @@ begin
       when pg_column_size(r.result) > 16777216 then 'a result must have at most 16 MiB'
       when exists (select from jsonb_each(r.result->'files') f where jsonb_array_length(f.value) <> b.files)
         then format('batch %s has %s files: its result must account for each of them', b.number, b.files)
-      when (select count(*) from jsonb_array_elements(r.result->'quarantined') q
+      when (select count(distinct f.ordinal) from jsonb_array_elements(r.result->'quarantined') q
             join pipeline.file f on f.execution_id = b.execution_id and f.batch = b.number and f.ordinal = (q->>'ordinal')::int
             where q->>'reason' is not null)
            <> coalesce(jsonb_array_length(r.result->'quarantined'), 0)
         then format('batch %s: each quarantined file needs an ordinal of the batch and a reason', b.number)
-    end into v_flaw
-  from unnest(p_tasks, p_results) r(task, result)
-  join pipeline.task t on t.id = r.task
+    end, to_jsonb(array[t.token]) into v_flaw, v_ended
+  from unnest(p_tokens, p_results) r(token, result)
+  join pipeline.task t on t.id = any (v_live) and t.token = r.token
   left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
-  where r.task = any (v_live)
   order by 1 nulls last limit 1;
   if v_flaw is not null then
-    raise exception using errcode = 'PP004', message = v_flaw;
+    raise exception using errcode = 'PP004', message = v_flaw, detail = v_ended::text;
   end if;
 
   with live as materialized (
-    select t.*, l.kind, l.queue, r.result
-    from unnest(p_tasks, p_results) r(task, result)
-    join pipeline.task t on t.id = r.task
+    select distinct on (t.id) t.*, l.kind, l.queue, r.result
+    from unnest(p_tokens, p_results) with ordinality r(token, result, n)
+    join pipeline.task t on t.id = any (v_live) and t.token = r.token
     join pipeline.lane l on l.id = t.lane_id
-    where t.id = any (v_live)
+    order by t.id, r.n
   ),
   history as (
     insert into pipeline.attempt
@@ -143,15 +148,16 @@ begin
     select a.execution_id, count(*) filter (where a.kind = 'batch') as batches,
            bool_or(a.kind = 'callback') as called
     from pipeline.attempt a
-    where a.token in (select g.token from unnest(p_tasks, p_tokens) g(task, token) where g.task = any (v_live))
+    where a.token = any (v_tokens) and a.kind in ('batch', 'callback')
     group by a.execution_id
   )
   update pipeline.execution x set
     settled = x.settled + s.batches,
     state = case when s.called then 'finished' else x.state end,
-    ended_at = case when s.called then clock_timestamp() end,
+    ended_at = case when s.called then clock_timestamp() else x.ended_at end,
     summary = case when s.called then (
-      select r.result->'summary' from unnest(p_tasks, p_results) r(task, result) where r.task = x.callback_task) else x.summary end
+      select r.result->'summary' from unnest(p_tasks, p_tokens, p_results) r(task, token, result)
+      where r.task = x.callback_task and r.token = any (v_tokens) limit 1) else x.summary end
   from settled s where x.id = s.execution_id;
   for v_id in
     select id from pipeline.execution where id = any (v_executions) and (remaining = 0 or state = 'finished') order by id
@@ -165,12 +171,31 @@ begin
 
   return query
   select g.task, g.token,
-         case when g.task = any (v_live) then 'committed' else p.outcome end,
-         case when g.task = any (v_live) then g.result else p.result end,
-         coalesce((select a.execution_id = any (v_fired) from pipeline.attempt a where a.token = g.token and g.task = any (v_live)), false)
+         case when g.token = any (v_tokens) then 'committed' else p.outcome end,
+         case when g.token = any (v_tokens) then g.result else p.result end,
+         coalesce((select a.execution_id = any (v_fired) from pipeline.attempt a where a.token = g.token and g.token = any (v_tokens)), false)
   from unnest(p_tasks, p_tokens, p_results) with ordinality g(task, token, result, n)
-  left join lateral pipeline._past(g.token) p on not (g.task = any (v_live))
+  left join lateral (select z.* from pipeline._past(g.token) z where not (g.token = any (v_tokens))) p on true
   order by g.n;
+end
+$$;
+
+-- Finishes and claims the next in one round trip and one commit. A claim waits for nobody, so it may
+-- follow while the executions are locked. PP001 and PP004 as in finish: then nothing was claimed either.
+create or replace function pipeline.finish_and_claim(
+  p_tasks bigint[], p_tokens uuid[], p_results jsonb[],
+  p_worker uuid, p_claim_id uuid, p_limit int default 1, p_after_tenant text default ''
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_finished jsonb;
+  v_leases   jsonb;
+begin
+  select coalesce(jsonb_agg(to_jsonb(f)), '[]') into v_finished from pipeline.finish(p_tasks, p_tokens, p_results) f;
+  select coalesce(jsonb_agg(to_jsonb(c)), '[]') into v_leases from pipeline.claim(p_worker, p_claim_id, p_limit, p_after_tenant) c;
+  return jsonb_build_object('finished', v_finished, 'leases', v_leases);
 end
 $$;
 
@@ -182,6 +207,7 @@ create or replace function pipeline.fail(
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_task   pipeline.task;

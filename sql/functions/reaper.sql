@@ -19,8 +19,19 @@ begin
   v_done := v_done || jsonb_build_object('tasks_taken_back', v_n);
   v_done := v_done || jsonb_build_object('expired_executions', pipeline.expire_executions(least(p_limit, 100)));
 
+  -- A lease whose worker has no row is found by no claim: nobody holds it.
+  perform pipeline._hand_back(t, 'lost', 0, false, null, 'its worker has no row', null, true)
+  from (
+    select t.* from pipeline.task t
+    where t.token is not null and not exists (select from pipeline.worker w where w.id = t.worker)
+    order by t.id limit p_limit for update skip locked
+  ) t;
+  get diagnostics v_n = row_count;
+  v_done := v_done || jsonb_build_object('leases_of_nobody', v_n);
+
   with over as (
     select t.id from pipeline.task t join pipeline.execution x on x.id = t.execution_id
+    join pipeline.lane l on l.id = t.lane_id and l.kind in ('batch', 'callback')
     where t.token is null and t.generation <= x.generation
       and (x.state not in ('open', 'sealed') or t.generation < x.generation)
     order by t.id limit p_limit for update of t skip locked
@@ -96,8 +107,9 @@ begin
   get diagnostics v_n = row_count;
   v_done := v_done || jsonb_build_object('workers', v_n);
 
-  delete from pipeline.attempt_output o using pipeline.attempt a
-  where a.token = o.token and a.outcome = 'committed';
+  delete from pipeline.attempt_output where token in (
+    select o.token from pipeline.attempt_output o join pipeline.attempt a on a.token = o.token
+    where a.outcome = 'committed' limit p_limit for update of o skip locked);
   get diagnostics v_n = row_count;
   v_done := v_done || jsonb_build_object('outputs_committed', v_n);
   return v_done;

@@ -17,6 +17,7 @@ declare
   v_now   timestamptz := clock_timestamp();
   v_same  boolean;
 begin
+  perform pipeline._durable();
   select * into v_queue from pipeline.queue where name = p_queue;
   if not found then
     raise exception using errcode = 'PP003', message = format('queue %s not found', p_queue),
@@ -42,6 +43,7 @@ begin
       when jsonb_typeof(e.body) <> 'object' then 'an entry must be a json object'
       when e.key is null or octet_length(e.key) not between 1 and 500 then 'key must have 1 to 500 bytes'
       when e.body->>'kind' is null or e.body->>'kind' !~ '^[A-Za-z0-9_.:-]{1,100}$' then 'kind must be a short name'
+      when octet_length(coalesce(e.body->>'pipeline', '')) > 100 then 'pipeline must have at most 100 bytes'
       when octet_length(coalesce(e.body->>'tenant', '')) > 200 then 'tenant must have at most 200 bytes'
       when jsonb_typeof(e.body->'priority') not in ('number', 'null')
         or (e.body->>'priority')::numeric not between -32768 and 32767

@@ -61,6 +61,7 @@ declare
   v_key      text;
   v_found    jsonb;
 begin
+  perform pipeline._durable();
   select * into v_pipeline from pipeline.pipeline where name = p_pipeline;
   if not found then
     raise exception using errcode = 'PP003', message = format('pipeline %s not found', p_pipeline),
@@ -71,7 +72,7 @@ begin
     return v_found || '{"created": false}';
   end if;
   v_id := nextval(pg_get_serial_sequence('pipeline.execution', 'id'));
-  v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), 4, '0');
+  v_key := to_char(now() at time zone 'UTC', 'YYYYMMDD') || '-' || lpad(to_hex(v_id), greatest(4, length(to_hex(v_id))), '0');
   insert into pipeline.execution (id, key, pipeline, request_key, fingerprint, state, policy, tenant, priority, deadline, submission)
   overriding system value
   values (v_id, v_key, p_pipeline, p_request_key, p_fingerprint, 'open', v_pipeline.policy, p_tenant, p_priority,
@@ -113,7 +114,10 @@ end;
 create or replace function pipeline.lock_ledger(p_pipeline text) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
-return pg_advisory_xact_lock(hashtextextended('pipeline.ledger.' || p_pipeline, 0));
+begin atomic
+  select pipeline._bound_idle('15 min');
+  select pg_advisory_xact_lock(hashtextextended('pipeline.ledger.' || p_pipeline, 0));
+end;
 
 -- Adds files to an open execution: ledger rows in key order (racing submissions don't deadlock),
 -- batches cut by number and bytes, a task each, and the barrier, under the execution's lock.
@@ -137,6 +141,7 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
+  perform pipeline._bound_idle('15 min');  -- what lists the files lists between two calls
   -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
   select * into v_execution from pipeline._execution(p_execution);
   perform pg_advisory_xact_lock_shared(hashtextextended('pipeline.ledger.' || v_execution.pipeline, 0));

@@ -33,7 +33,7 @@ drop function if exists pipeline.beat(uuid, bigint[], uuid[], uuid[], boolean);
 
 -- One beat: renews the worker row and reconciles. Waits for no task lock, so that a finish can't stall it.
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
--- the process did not know, "at"}. p_pending are claims whose answer is still on its way. p_listed_after
+-- the process did not know, "at", "locked"}. p_pending are claims whose answer is still on its way. p_listed_after
 -- is the "at" of the beat before: what was claimed since may have come back after the process
 -- listed what it holds, so it is left to the next beat.
 create or replace function pipeline.beat(
@@ -45,9 +45,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_worker  pipeline.worker;
+  v_locked  boolean := true;
   v_lost    jsonb;
   v_ended   jsonb;
-  v_unknown bigint[];
   v_task    pipeline.task;
   v_count   int := 0;
 begin
@@ -58,13 +58,14 @@ begin
       hint = 'its leases are lost; register a new worker';
   end if;
   if p_relock and v_worker.lock_key is not null then
-    perform pg_try_advisory_lock(v_worker.lock_key);
+    v_locked := pg_try_advisory_lock(v_worker.lock_key);
   end if;
   select coalesce(jsonb_agg(g.token) filter (where t.id is null), '[]'),
-         coalesce(jsonb_agg(g.token) filter (where t.id is not null and (x.state not in ('open', 'sealed') or x.generation <> t.generation)), '[]')
+         coalesce(jsonb_agg(g.token) filter (where l.kind in ('batch', 'callback') and (x.state not in ('open', 'sealed') or x.generation <> t.generation)), '[]')
   into v_lost, v_ended
   from unnest(p_tasks, p_tokens) g(task, token)
   left join pipeline.task t on t.id = g.task and t.token = g.token
+  left join pipeline.lane l on l.id = t.lane_id
   left join pipeline.execution x on x.id = t.execution_id;
 
   for v_task in
@@ -76,7 +77,7 @@ begin
     perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
     v_count := v_count + 1;
   end loop;
-  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at);
+  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at, 'locked', v_locked);
 end
 $$;
 
@@ -169,7 +170,7 @@ create or replace function pipeline._is_over(p_task pipeline.task) returns boole
 language sql volatile
 set search_path = pg_catalog, pg_temp
 return exists (
-  select from pipeline.execution x
+  select from pipeline.execution x join pipeline.lane l on l.id = p_task.lane_id and l.kind in ('batch', 'callback')
   where x.id = p_task.execution_id and p_task.generation <= x.generation
     and (x.state not in ('open', 'sealed') or p_task.generation < x.generation));
 

@@ -12,7 +12,7 @@ create table pipeline.queue (
   max_payload_bytes int not null default 65536 check (max_payload_bytes > 0),
   breaker_after     int not null default 20 check (breaker_after >= 0),  -- 0: no breaker
   receipt_retention interval not null default '30 days' check (receipt_retention >= '0'),
-  history_retention interval not null default '30 days' check (history_retention >= '0'),
+  history_retention interval not null default '30 days' check (history_retention >= '1 hour'),
   paused_at         timestamptz,
   paused_by         text check (paused_by in ('person', 'breaker')),
   pause_reason      text,
@@ -240,7 +240,7 @@ create table pipeline.outbox (
   created_at   timestamptz not null default now(),
   delivered_at timestamptz
 );
-create index outbox_pending on pipeline.outbox (next_at, id) where state = 'pending';
+create index outbox_pending on pipeline.outbox ((destination <> ''), next_at, id) where state = 'pending';
 create index outbox_execution on pipeline.outbox (execution_id);
 
 create table pipeline.worker (

@@ -1,0 +1,149 @@
+"""`<pipeline>/enqueued`: files in, executions out. Asked twice (a retried run), it is asked once."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from pg_pipeline.assets.keys import Registrar
+from pg_pipeline.coordination import submission
+from pg_pipeline.coordination.partitions import known_requests
+from pg_pipeline.coordination.submission import Submission
+from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.pipelines import landing
+from pg_pipeline.pipelines.pipeline import FilePipeline
+from pg_pipeline.resources import CoordinationResource
+
+REQUEST_TAG = "pg_pipeline/enqueue"
+
+
+class EnqueueConfig(dg.Config):
+    paths: list[str] = Field(default=[], description="Files or folders; none: what is new in the landing folder.")
+    request_key: str | None = Field(
+        default=None, description="Asking again with it is asking once; the run's by default."
+    )
+    tenant: str = Field(default="", description="Tenants take turns.")
+    priority: int = Field(default=0, description="Higher goes first.")
+    released: bool = Field(default=False, description="Also take files that a cancelled execution released.")
+
+
+def enqueued_asset(pipeline: FilePipeline) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=[pipeline.name, "enqueued"],
+        group_name=pipeline.name,
+        kinds={"postgres"},
+        description=f"Files handed to {pipeline.name}: one execution per delivery, in batches for Spark.",
+        op_tags={REQUEST_TAG: pipeline.name},
+    )
+    def enqueued(
+        context: dg.AssetExecutionContext, config: EnqueueConfig, coordination: CoordinationResource
+    ) -> dg.MaterializeResult[Any]:
+        db = coordination.db
+        submission.register_pipeline(db, pipeline.name, **pipeline.registration)
+        run = context.run
+        root = config.request_key or f"run:{run.root_run_id or run.run_id}"
+        # The row tells that this run lives; it takes no work.
+        with coordination.worker(pipeline.queue, pipelines=[pipeline.name], kinds=["enqueue"], run_id=run.run_id):
+            if config.paths:
+                made = [_submit(coordination, pipeline, config, root)]
+            else:
+                made = list(_submit_landed(coordination, pipeline, config, again=run.root_run_id is not None))
+            keys = Registrar(context.instance, db)
+            for one in made:
+                if one.batches:
+                    keys.execution(pipeline.name, one.execution, 1)
+        for one in made:
+            context.log.info(_sentence(one))
+        if not made:
+            context.log.info("Nothing new has landed: no execution was made.")
+        return dg.MaterializeResult(metadata=_metadata(made))
+
+    return enqueued
+
+
+def _submit(
+    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, request_key: str
+) -> Submission:
+    return submission.submit(
+        coordination.db,
+        pipeline.name,
+        lambda: landing.under(pipeline, config.paths),
+        request_key=request_key,
+        request={"paths": list(config.paths)},
+        tenant=config.tenant,
+        priority=config.priority,
+        released=config.released,
+    )
+
+
+def _submit_landed(
+    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, *, again: bool
+) -> Iterator[Submission]:
+    """One execution per delivery; the delivery is the request. `again`, in a retried run, also answers known ones."""
+    if pipeline.landing_dir is None:
+        raise dg.Failure(
+            f"{pipeline.name} has no landing folder: name the files in the run's config, under paths.",
+            allow_retries=False,
+        )
+    db = coordination.db
+    found = list(landing.everything(pipeline))
+    known = known_requests(db, pipeline.name, [f.request_key for f in found])
+    for one in found:
+        asked = one.request_key in known
+        if (asked and not again) or not (asked or _has_new(coordination, pipeline, config, one.files)):
+            continue
+        yield submission.submit(
+            db,
+            pipeline.name,
+            one.files,
+            request_key=one.request_key,
+            request={"landing": one.name, "key": one.request_key},
+            tenant=config.tenant,
+            priority=config.priority,
+            released=config.released,
+        )
+
+
+def _has_new(
+    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, files: Sequence[FileVersion]
+) -> bool:
+    """Whether a submit would take any; an execution of nothing helps nobody."""
+    verdicts = submission.preview(coordination.db, pipeline.name, files, released=config.released)
+    return any(verdict.verdict == "take" for verdict in verdicts)
+
+
+def _sentence(one: Submission) -> str:
+    left = ", ".join(f"{count} {why}" for why, count in one.left_out.items())
+    return (
+        f"Execution {one.execution}{'' if one.created else ' (asked before)'}: "
+        f"{one.taken} files in {one.batches} batches{f'; left out: {left}' if left else ''}."
+    )
+
+
+def _metadata(made: Sequence[Submission]) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "executions": len(made),
+        "files": sum(one.taken for one in made),
+        "bytes": sum(one.bytes for one in made),
+        "batches": sum(one.batches for one in made),
+        "left_out": sum(sum(one.left_out.values()) for one in made),
+    }
+    if len(made) == 1:
+        shown["execution"] = made[0].execution
+    if made:
+        rows = [
+            dg.TableRecord(
+                {
+                    "execution": one.execution,
+                    "state": one.state,
+                    "files": one.taken,
+                    "batches": one.batches,
+                    "left_out": sum(one.left_out.values()),
+                    "new": one.created,
+                }
+            )
+            for one in made[:100]
+        ]
+        shown["submissions"] = dg.MetadataValue.table(records=rows)
+    return shown

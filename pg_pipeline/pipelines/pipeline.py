@@ -1,0 +1,168 @@
+"""What a user writes: a named recipe for files that land."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pg_pipeline.coordination.types import JSON
+from pg_pipeline.errors import ConfigurationError, PgPipelineError
+from pg_pipeline.pipelines import ddl
+from pg_pipeline.pipelines.delivery import Delivery
+from pg_pipeline.sinks.base import Sink
+from pg_pipeline.spark.recipe import Recipe
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+Format = Literal["json", "csv", "parquet"]
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
+_PATTERNS = {"json": ("*.json", "*.jsonl", "*.ndjson"), "csv": ("*.csv",), "parquet": ("*.parquet",)}
+_COMPRESSED = ("", ".gz", ".zst")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePipeline:
+    """Where files land, how Spark turns them into rows, where those go, and what runs once when all is in.
+
+    `transform` is `(df, batch) -> df`, `callback` is `(spark, execution) -> DataFrame or dict`. `policy` says what a
+    dead batch does: `strict` holds the callback back, `partial` goes on without it, `abort` ends the execution.
+    `tolerance` is the share of quarantined files that the asset check lets pass, `retention` how long the partitions
+    of an ended execution stay in Dagster.
+    """
+
+    name: str
+    format: Format
+    sink: Sink
+    landing: str | Path | None = None
+    delivery: str = "folder"
+    schema: str | None = None
+    transform: Callable[..., Any] | None = None
+    callback: Callable[..., Any] | None = None
+    pattern: Sequence[str] | str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    reader: Literal["auto", "arrow", "spark"] = "auto"
+    drift: Literal["quarantine", "fail", "rescue"] = "quarantine"
+    bad_files: Literal["quarantine", "fail"] = "quarantine"
+    max_bad_lines: int = 0
+    policy: Literal["strict", "partial", "abort"] = "strict"
+    batch_files: int = 100
+    batch_bytes: int = 256 << 20
+    queue: str = "default"
+    deadline: timedelta | None = None
+    notify: Sequence[str] = ()
+    tolerance: float = 0.05
+    retention: timedelta = timedelta(days=30)
+    pool: str | None = None
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.match(self.name):
+            raise ConfigurationError(
+                f"The pipeline name {self.name!r} is not valid: use lower-case letters, digits and underscores."
+            )
+        try:
+            self._check()
+        except PgPipelineError as error:
+            raise ConfigurationError(f"Pipeline {self.name}: {error}") from None
+
+    def _check(self) -> None:
+        for name in ("format", "reader", "drift", "bad_files", "policy"):
+            self._choice(name)
+        for name in ("batch_files", "batch_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a whole number of 1 or more.")
+        if not 0 <= self.tolerance <= 1:
+            raise ConfigurationError(f"tolerance is {self.tolerance!r}: use a share between 0 and 1.")
+        if self.landing is not None and "://" in str(self.landing):
+            raise ConfigurationError(
+                f"landing is {str(self.landing)!r}: it must be a folder of this machine; "
+                "submit paths of an object store instead."
+            )
+        Delivery.parse(self.delivery)
+        if not isinstance(self.sink, Sink):
+            raise ConfigurationError(f"sink is {self.sink!r}: use PostgresTable(…), ParquetDataset(…) or a Sink.")
+        _takes_two("transform", self.transform, "(df, batch)")
+        _takes_two("callback", self.callback, "(spark, execution)")
+        if self.schema is None:
+            raise ConfigurationError('schema is missing: say what the files hold, such as "id long, name string".')
+        ddl.columns(self.schema)
+        self.recipe()
+
+    def _choice(self, name: str) -> None:
+        allowed = get_args(_CHOICES[name])
+        if getattr(self, name) not in allowed:
+            raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(allowed)}.")
+
+    def recipe(self) -> Recipe:
+        return Recipe(
+            format=self.format,
+            schema=self.schema,
+            reader=self.reader,
+            options=self.options,
+            drift=self.drift,
+            bad_files=self.bad_files,
+            max_bad_lines=self.max_bad_lines,
+            transform=self.transform,
+        )
+
+    @property
+    def landing_dir(self) -> Path | None:
+        """Absolute: a path in the ledger means the same file from every process."""
+        return None if self.landing is None else Path(os.path.abspath(Path(self.landing).expanduser()))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Names of data files; others in landing are left alone."""
+        if self.pattern is not None:
+            return (self.pattern,) if isinstance(self.pattern, str) else tuple(self.pattern)
+        return tuple(name + end for name in _PATTERNS[self.format] for end in _COMPRESSED)
+
+    @property
+    def registration(self) -> dict[str, JSON]:
+        """What the protocol must know of it."""
+        settings: dict[str, JSON] = {
+            "queue": self.queue,
+            "policy": self.policy,
+            "bad_files": self.bad_files,
+            "batch_files": self.batch_files,
+            "batch_bytes": self.batch_bytes,
+            "notify": list(self.notify),
+        }
+        if self.deadline is not None:
+            settings["deadline"] = f"{self.deadline.total_seconds()} seconds"
+        return settings
+
+    def definitions(self, **options: Any) -> dg.Definitions:
+        """Its assets, jobs, sensors and checks, to be loaded alone or merged with one's own."""
+        from pg_pipeline.pipelines.build import definitions
+
+        return definitions(self, name=self.name, **options)
+
+
+_CHOICES: dict[str, Any] = {
+    "format": Format,
+    "reader": Literal["auto", "arrow", "spark"],
+    "drift": Literal["quarantine", "fail", "rescue"],
+    "bad_files": Literal["quarantine", "fail"],
+    "policy": Literal["strict", "partial", "abort"],
+}
+
+
+def _takes_two(name: str, given: Callable[..., Any] | None, form: str) -> None:
+    if given is None:
+        return
+    if not callable(given):
+        raise ConfigurationError(f"{name} is {given!r}: use a function of {form}.")
+    try:
+        inspect.signature(given).bind(None, None)
+    except TypeError:
+        raise ConfigurationError(f"{name} does not take two arguments: write it as a function of {form}.") from None
+    except ValueError:
+        pass  # a built-in without a signature

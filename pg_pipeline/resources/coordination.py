@@ -1,0 +1,87 @@
+"""The way to Postgres: the user's own where there is one, the embedded one otherwise, migrated on first use."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from pg_pipeline.coordination import migrations
+from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.outbox import Dispatcher
+from pg_pipeline.coordination.worker import OnLost, Worker
+from pg_pipeline.embedded.postgres import ensure_running
+from pg_pipeline.settings import Settings, get_settings
+
+_migrated: set[str] = set()
+_guard = threading.Lock()
+
+
+class CoordinationResource(dg.ConfigurableResource[Any]):
+    """Connections to the coordination database. What is not set here comes from `PG_PIPELINE_*` variables."""
+
+    dsn: str | None = Field(default=None, description="Your own Postgres; the embedded one is started without it.")
+    state_dir: str | None = Field(default=None, description="Where the embedded Postgres lives.")
+    heartbeat_interval: float | None = Field(default=None, description="Seconds between two heartbeats of a worker.")
+    pooled: bool | None = Field(default=None, description="The DSN leads through a transaction pooler.")
+
+    webhook_secret: str | None = Field(default=None, description="Signs webhooks, so that receivers know them.")
+    webhook_allow_private: bool = Field(default=False, description="Also deliver to addresses inside the network.")
+
+    _db: Database | None = PrivateAttr(default=None)
+
+    def settings(self) -> Settings:
+        return get_settings(
+            dsn=self.dsn,
+            state_dir=self.state_dir,
+            heartbeat_interval=self.heartbeat_interval,
+            pooled=self.pooled,
+        )
+
+    @property
+    def db(self) -> Database:
+        """The database: running, and with our schema in it."""
+        if self._db is None:
+            settings = self.settings()
+            dsn = ensure_running(settings)
+            with _guard:
+                if dsn not in _migrated:
+                    if not migrations.check(dsn, timeout=settings.connect_timeout).current:
+                        migrations.migrate(dsn, timeout=settings.connect_timeout)
+                    _migrated.add(dsn)
+            self._db = Database(dsn, timeout=settings.connect_timeout)
+        return self._db
+
+    def worker(
+        self,
+        queue: str,
+        *,
+        pipelines: Sequence[str],
+        kinds: Sequence[str] | None = None,
+        run_id: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Worker:
+        """A registered worker; a run has one before its Spark starts, so that a run killed early is seen."""
+        settings = self.settings()
+        return Worker(
+            self.db,
+            queue,
+            pipelines=pipelines,
+            kinds=kinds,
+            run_id=run_id,
+            on_lost=on_lost,
+            heartbeat_interval=settings.heartbeat_interval,
+            pooled=settings.pooled,
+        )
+
+    def dispatcher(self, *, timeout: float = 10.0) -> Dispatcher:
+        """Delivers the outbox."""
+        return Dispatcher(
+            self.db, secret=self.webhook_secret, timeout=timeout, allow_private=self.webhook_allow_private
+        )
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002
+        if self._db is not None:
+            self._db.close()
+            self._db = None

@@ -1,0 +1,40 @@
+"""Runs whose process is gone. Dagster's default launcher has no health check: a killed run stays "started" for ever."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import dagster as dg
+
+from pg_pipeline.assets.process import WORKER_TAG
+from pg_pipeline.coordination import partitions
+from pg_pipeline.coordination.database import Database
+
+GOING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
+WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
+YOUNG = timedelta(seconds=120)  # a run needs this long at most from its start to its worker's row
+WHY = "Its process is gone: its worker sends no heartbeat, and what it held was or will be taken over."
+
+
+def report_lost_runs(instance: dg.DagsterInstance, db: Database, name: str) -> list[str]:
+    """Report runs as failed of which a worker died without a word and none lives, and worker runs that have none."""
+    lives = partitions.run_lives(db)
+    lost = [run_id for run_id, life in lives.items() if life.live is False]
+    found = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=lost, statuses=GOING))} if lost else {}
+    for record in worker_runs(instance, name):
+        run = record.dagster_run
+        life = lives.get(run.run_id)
+        age = timedelta(seconds=time.time() - (record.start_time or record.create_timestamp.timestamp()))
+        heard = age if life is None else min(age, life.quiet)
+        if run.status in GOING and heard > YOUNG and not (life and life.live):
+            found[run.run_id] = run
+    for run in found.values():
+        instance.report_run_failed(run, WHY)
+    return list(found)
+
+
+def worker_runs(instance: dg.DagsterInstance, name: str) -> list[dg.RunRecord]:
+    """Worker runs of these definitions that wait or go on."""
+    wanted = dg.RunsFilter(tags={WORKER_TAG: name}, statuses=[*GOING, *WAITING])
+    return list(instance.get_run_records(wanted, limit=100))

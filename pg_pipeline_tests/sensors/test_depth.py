@@ -1,0 +1,121 @@
+"""Queue depth: as many worker runs as there is work for, never a storm, never silence."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pg_pipeline.assets.process import QUEUE_TAG, WORKER_TAG
+from pg_pipeline.coordination import executions, submission
+from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.coordination.worker import Worker
+from pg_pipeline.pipelines import FilePipeline
+from pg_pipeline.testing import PipelineBench
+
+Tick = Callable[..., Any]
+
+
+@pytest.fixture
+def orders(make_orders: Callable[..., FilePipeline]) -> FilePipeline:
+    return make_orders(batch_files=1)
+
+
+@pytest.fixture
+def tick(bench: PipelineBench, orders: FilePipeline) -> Tick:
+    return lambda name="bench_depth", **options: bench.tick(name, **options)
+
+
+def submit(bench: PipelineBench, files: int) -> str:
+    versions = [FileVersion(f"/in/{n}.json", "1", 10) for n in range(files)]
+    return submission.submit(bench.db, "orders", versions, request_key="k").execution
+
+
+def worker_run(bench: PipelineBench, status: dg.DagsterRunStatus, age: float = 0.0) -> dg.DagsterRun:
+    """A run of the worker job, as Dagster has it."""
+    job = definitions_job()
+    run = bench.instance.create_run_for_job(job, tags={WORKER_TAG: "bench", QUEUE_TAG: "default"}, status=status)
+    if age:
+        storage: Any = bench.instance.run_storage
+        with storage.connect() as conn:
+            conn.exec_driver_sql("update runs set start_time = ? where run_id = ?", (time.time() - age, run.run_id))
+    return run
+
+
+def definitions_job() -> dg.JobDefinition:
+    @dg.job(name="stand_in")
+    def stand_in() -> None:
+        pass
+
+    return stand_in
+
+
+def test_no_work_starts_no_run(tick: Tick) -> None:
+    answer = tick()
+    assert not answer.run_requests
+    assert "0 ready" in answer.skip_reason.skip_message
+
+
+def test_work_starts_runs_up_to_the_limit_and_by_depth(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 30)
+    assert len(tick().run_requests) == 1
+    assert len(tick(max_workers=8).run_requests) == 2  # twenty batches a worker
+    assert all(request.run_key is None for request in tick(max_workers=8).run_requests)
+
+
+def test_a_tick_that_is_repeated_starts_nothing_twice(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 5)
+    assert len(tick().run_requests) == 1
+    worker_run(bench, dg.DagsterRunStatus.NOT_STARTED)
+    assert not tick().run_requests
+    assert "1 on their way" in tick().skip_reason.skip_message
+
+
+def test_a_live_worker_counts_and_a_targeted_run_does_not(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 5)
+    with Worker(bench.db, pipelines=["orders"], kinds=["targeted"], run_id="targeted"):
+        assert len(tick().run_requests) == 1
+    with Worker(bench.db, pipelines=["orders"], kinds=["batch", "callback"], run_id="drain"):
+        assert not tick().run_requests
+
+
+def test_a_crashed_run_does_not_silence_the_queue(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 5)
+    worker_run(bench, dg.DagsterRunStatus.STARTED, age=600)  # killed before its worker's row was there
+    assert len(tick().run_requests) == 1
+
+
+def test_batches_of_a_dead_worker_are_work(bench: PipelineBench, tick: Tick) -> None:
+    execution = submit(bench, 1)
+    bench.crash(execution, 0)
+    assert len(tick().run_requests) == 1
+
+
+def test_a_paused_queue_starts_nothing_and_says_so(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 5)
+    executions.pause(bench.db, "default", "maintenance")
+    answer = tick()
+    assert not answer.run_requests
+    assert "paused" in answer.skip_reason.skip_message
+
+
+def test_a_thousand_batches_are_counted_in_well_under_a_second(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 1000)
+    tick()
+    began = time.monotonic()
+    assert tick().run_requests
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_callback_that_nobody_runs_is_launched_again_after_each_crash(bench: PipelineBench, tick: Tick) -> None:
+    execution = submit(bench, 1)
+    with Worker(bench.db) as worker:
+        worker.finish(worker.claim(1)[0], {"rows_in": 1})
+        assert not tick("bench_callbacks").run_requests  # a worker is there, and takes it
+    (first,) = tick("bench_callbacks").run_requests
+    assert first.partition_key == execution
+    assert first.run_key == f"{execution}:1:0"
+    bench.crash(execution, kind="callback")
+    (second,) = tick("bench_callbacks").run_requests
+    assert second.run_key == f"{execution}:1:1"
