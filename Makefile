@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test test-system test-all lint format clean
+.PHONY: help demo test test-system test-all lint format docs clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all     both of them, the long matrices, and Postgres 16"
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
+	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
 	@echo "make clean        remove everything that make made, the embedded database included"
 
 # Installed again only when what is installed may have changed.
@@ -35,6 +36,9 @@ lint: $(READY)
 format: $(READY)
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
+
+docs: $(READY)
+	@$(BIN)/python docs/reference.py
 
 test: lint
 	@$(PYTEST) -m "not system and not long"

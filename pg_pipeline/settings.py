@@ -26,6 +26,10 @@ class Settings(BaseSettings):
         default=None,
         description="Your own Postgres (16 or newer), as a URI or key=value string; nothing embedded is started then.",
     )
+    pipelines: str | None = Field(
+        default=None,
+        description="Module with your FilePipelines, for the command line; the examples without it.",
+    )
     state_dir: Path = Field(
         default_factory=default_state_dir,
         description="Where the embedded Postgres and other local state live.",

@@ -33,16 +33,17 @@ begin
                                       'parquet_files']),
       ('pipeline_reader',    array['unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
                                       'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before',
-                                      'dead_letter_news', 'quarantine_news']),
+                                      'dead_letter_news', 'quarantine_news', 'unbalanced_batches']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
-      ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'fail',
+      ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'finish_and_claim', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
                                       'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',
                                       'mark_reported', 'mark_summary_reported',
                                       'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
-                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions'])
+                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions',
+                                      'replace_file', 'prune_ledger'])
     ) g(role_name, functions)
   loop
     for i in 1 .. cardinality(v_grant.functions) loop

@@ -1,27 +1,64 @@
-"""`pg-pipeline`: one module per group of commands; each brings an app or a function, joined here."""
+"""`pg-pipeline`: one module per group of commands, each imported when it is called."""
 
+import importlib
 import platform
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pg_pipeline import __version__
-from pg_pipeline.cli import demo, doctor, migrate
-from pg_pipeline.cli.output import EXIT_ERROR
+from pg_pipeline.cli.output import EXIT_ERROR, EXIT_USAGE, group, visible
 from pg_pipeline.errors import PgPipelineError
+
+# Where each command lives: a function, or a group of its own (a Typer).
+COMMANDS = {
+    "demo": "demo:demo",
+    "submit": "submit:submit",
+    "status": "status:status",
+    "executions": "executions:executions",
+    "explain": "executions:explain",
+    "attempts": "executions:attempts",
+    "audit": "executions:audit",
+    "rerun": "rerun:rerun",
+    "cancel": "rerun:cancel",
+    "dlq": "dlq:app",
+    "quarantine": "quarantine:app",
+    "queue": "queue:app",
+    "reap": "reap:reap",
+    "migrate": "migrate:migrate",
+    "doctor": "doctor:doctor",
+}
+
+
+class Commands(TyperGroup):
+    """Imports a command's module when it is asked for: `queue list` waits for neither Dagster nor Spark."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f"pg_pipeline.cli.{module}"), attribute)
+        if not isinstance(command, typer.Typer):
+            function, command = command, group()
+            command.command(cmd_name)(function)
+        made = typer.main.get_command(command)
+        made.name = cmd_name
+        return made
+
 
 app = typer.Typer(
     name="pg-pipeline",
     help="Every landed file processed exactly once, with Postgres, Dagster and Spark.",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(demo.demo)
-app.command()(migrate.migrate)
-app.command()(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -39,9 +76,42 @@ def _root(
     pass
 
 
+# Of the click that this typer brings, which may be its own.
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
 def main() -> None:
+    import psycopg
+
     try:
-        app(prog_name="pg-pipeline")
+        sys.exit(app(prog_name="pg-pipeline", standalone_mode=False) or 0)
     except PgPipelineError as error:
-        typer.echo(f"Error: {error}", err=True)
+        _give_up(str(error), EXIT_ERROR)
+    except psycopg.Error as error:
+        _give_up(_of_postgres(error), EXIT_ERROR)
+    except _UsageError as error:
+        if "NoArgs" in type(error).__name__:
+            error.show()
+            sys.exit(EXIT_USAGE)
+        command = error.ctx.command_path if error.ctx else "pg-pipeline"
+        _give_up(f"{error.format_message().rstrip('.')}: see {command} --help.", EXIT_USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stderr.close()
         sys.exit(EXIT_ERROR)
+
+
+def _give_up(sentence: str, code: int) -> None:
+    typer.echo(f"Error: {visible(sentence)}", err=True)
+    sys.exit(code)
+
+
+def _of_postgres(error: Any) -> str:
+    """What Postgres itself refuses, with the next step."""
+    message = next(iter(str(error.diag.message_primary or error).splitlines()), type(error).__name__)
+    if (error.sqlstate or "").startswith(("42P01", "42883", "3F000", "42703")):
+        return f"The schema is missing or of another release ({message}): run pg-pipeline migrate."
+    if error.sqlstate == "42501":
+        return f"This login may not do that ({message}): grant it the role that docs/operating.md names."
+    return f"Postgres says: {message}."

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import NotFound
 
 
@@ -81,6 +83,21 @@ def rerun(
         (execution, None if batches is None else list(batches), request_id or uuid4()),
     )
     return answer
+
+
+def replace_file(db: Database, execution: str, file: FileVersion) -> int:
+    """The mended version of a quarantined file takes the old one's place; gives the batch to re-run."""
+    batch: int = db.value(
+        "select pipeline.replace_file(%s, %s, %s, %s, %s)",
+        (execution, file.path, file.version, file.size, file.modified_at),
+    )
+    return batch
+
+
+def prune_ledger(db: Database, pipeline: str, horizon: datetime, *, limit: int = 100) -> int:
+    """Forget ended executions all of whose files are older than `horizon`; such files are refused from then on."""
+    count: int = db.value("select pipeline.prune_ledger(%s, %s, %s)", (pipeline, horizon, limit))
+    return count
 
 
 def queues(db: Database) -> list[dict[str, Any]]:

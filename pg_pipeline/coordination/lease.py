@@ -33,6 +33,12 @@ class Lease:
     run_deadline: datetime
     payload: Any = None
 
+    @classmethod
+    def of_json(cls, row: Mapping[str, Any]) -> Lease:
+        """A lease as it comes inside a json answer."""
+        times = {name: datetime.fromisoformat(row[name]) for name in ("claimed_at", "run_deadline")}
+        return cls(**{**row, **times, "token": UUID(row["token"])})
+
     @property
     def ref(self) -> AttemptRef:
         assert self.execution is not None

@@ -164,8 +164,8 @@ def preview(db: Database, pipeline: str, files: Files, *, released: bool = False
     """What a submit would take and leave out; changes nothing."""
     for chunk in _chunks(files):
         for row in db.rows(
-            "select * from pipeline.preview_files(%b, %b, %b, null, %b)",
-            (pipeline, [f.path for f in chunk], [f.version for f in chunk], released),
+            "select * from pipeline.preview_files(%b, %b, %b, %b::timestamptz[], %b)",
+            (pipeline, [f.path for f in chunk], [f.version for f in chunk], [f.modified_at for f in chunk], released),
         ):
             yield Verdict(row["path"], row["version"], row["verdict"], row["owner"])
 
@@ -185,8 +185,15 @@ def _add(conn: Connection, pipeline: str, execution: str, files: Files, released
         conn.execute("select pipeline.lock_ledger(%s)", (pipeline,))
     for chunk in itertools.chain((c for c in (first, second) if c is not None), chunks):
         conn.execute(
-            "select pipeline.add_files(%b, %b, %b, %b, null, %b)",
-            (execution, [f.path for f in chunk], [f.version for f in chunk], [f.size for f in chunk], released),
+            "select pipeline.add_files(%b, %b, %b, %b, %b::timestamptz[], %b)",
+            (
+                execution,
+                [f.path for f in chunk],
+                [f.version for f in chunk],
+                [f.size for f in chunk],
+                [f.modified_at for f in chunk],
+                released,
+            ),
         )
 
 

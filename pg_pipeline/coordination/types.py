@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -18,6 +19,7 @@ class FileVersion:
     path: str
     version: str
     size: int
+    modified_at: datetime | None = None  # unknown: never too old, and never pruned
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pg_pipeline.coordination.types import FileVersion
@@ -51,7 +52,8 @@ class _Entry:
 
     @property
     def version(self) -> FileVersion:
-        return FileVersion(self.path, f"{self.size}-{self.mtime_ns}", self.size)
+        modified_at = datetime.fromtimestamp(self.changed, UTC)
+        return FileVersion(self.path, f"{self.size}-{self.mtime_ns}", self.size, modified_at)
 
 
 def page(pipeline: FilePipeline, after: str | None = None, limit: int = PAGE_ENTRIES) -> Page:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -58,7 +59,8 @@ def file_version(path: str, *, content_hash: bool = False) -> FileVersion:
     """A file as it is now, as it should be submitted; raises FileNotFoundError when there is none."""
     now = stat(path)
     version = f"sha256:{sha256(path)}" if content_hash else now.version
-    return FileVersion(path=path, version=version, size=now.size)
+    modified_at = datetime.fromtimestamp(now.mtime_ns / 1e9, UTC)
+    return FileVersion(path=path, version=version, size=now.size, modified_at=modified_at)
 
 
 def stat(path: str) -> Stat:

@@ -231,3 +231,37 @@ def test_a_batch_lost_while_it_worked_gets_leaselost_from_every_verb(
             verb(lease)
     assert db.rows("select * from pipeline.task") == before
     assert taken["token"] == before[0]["token"]
+
+
+def test_finish_this_and_claim_the_next_is_one_round_trip(db: Database, submit: Any, worker: MakeWorker) -> None:
+    execution = submit(6)
+    one = worker()
+    (lease,) = one.claim()
+    batches = [lease.batch]
+    while lease.kind == "batch":
+        claim = uuid4()
+        finished, (following,) = one.finish_and_claim(lease, {"rows_in": 1}, claim_id=claim)
+        assert finished.lease == lease
+        again, same = one.finish_and_claim(lease, {"rows_in": 2}, claim_id=claim)
+        assert (again.result, same) == ({"rows_in": 1}, [following])
+        lease = following
+        batches.append(lease.batch)
+    assert batches == [0, 1, 2, None]
+    assert one.held == [lease]
+    _, nothing = one.finish_and_claim(lease, {"summary": {"n": 3}})
+    assert nothing == []
+    assert executions.get(db, execution)["status"] == "finished"
+
+
+def test_a_finish_that_is_lost_claims_nothing(db: Database, submit: Any, worker: MakeWorker, hand: Hand) -> None:
+    submit(6)
+    one = worker(heartbeat_interval=30)
+    (lease,) = one.claim()
+    db.rows(
+        "update pipeline.task set run_deadline = now() - interval '1 s' where id = %s returning 1", (lease.task_id,)
+    )
+    hand().claim()
+    with pytest.raises(LeaseLost):
+        one.finish_and_claim(lease, {})
+    assert one.held == []
+    assert db.value("select count(*) from pipeline.task where token is null") == 2

@@ -180,6 +180,25 @@ begin
 end
 $$;
 
+-- Finishes and claims the next in one round trip and one commit. A claim waits for nobody, so it may
+-- follow while the executions are locked. PP001 and PP004 as in finish: then nothing was claimed either.
+create or replace function pipeline.finish_and_claim(
+  p_tasks bigint[], p_tokens uuid[], p_results jsonb[],
+  p_worker uuid, p_claim_id uuid, p_limit int default 1, p_after_tenant text default ''
+) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_finished jsonb;
+  v_leases   jsonb;
+begin
+  select coalesce(jsonb_agg(to_jsonb(f)), '[]') into v_finished from pipeline.finish(p_tasks, p_tokens, p_results) f;
+  select coalesce(jsonb_agg(to_jsonb(c)), '[]') into v_leases from pipeline.claim(p_worker, p_claim_id, p_limit, p_after_tenant) c;
+  return jsonb_build_object('finished', v_finished, 'leases', v_leases);
+end
+$$;
+
 -- An attempt that went wrong. Retryable: back off and hand back; otherwise, or with no attempts
 -- left, a dead letter. Returns {"outcome": "failed", "retry_at"} or {"outcome": "failed", "dead_letter"};
 -- asked again, the same; {"outcome": "lost"} for a stale token.
