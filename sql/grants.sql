@@ -33,7 +33,7 @@ begin
                                       'parquet_files']),
       ('pipeline_reader',    array['unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
                                       'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before',
-                                      'dead_letter_news', 'quarantine_news']),
+                                      'dead_letter_news', 'quarantine_news', 'unbalanced_batches']),
       ('pipeline_submitter', array['send', 'find_submission', 'open_execution', 'preview_files', 'lock_ledger',
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'finish_and_claim', 'fail',

@@ -56,7 +56,7 @@ def summary_asset_of(pipeline: FilePipeline, pool: str | None) -> dg.AssetsDefin
                     while True:
                         claim = _claim_of(execution)
                         with closing(drain(bench, slots=1, claim=claim)) as going:
-                            troubled = work(context, bench, known, coordination, going)
+                            troubled = work(context, known, coordination, going)
                         fail_for(context, known, coordination, troubled)
                         if any(outcome.status == "failed" for outcome in troubled):
                             raise dg.Failure(" ".join(sentence(o) for o in troubled), allow_retries=False)

@@ -1,12 +1,14 @@
 """`<pipeline>/batches`: the Spark work. Two ways in, one code path: a worker run drains whatever is ready, a
 targeted run takes exactly the batches that it was asked for."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import dagster as dg
 from pydantic import Field
 
+from pg_pipeline.assets import checks
 from pg_pipeline.assets.events import Context, report_planned
 from pg_pipeline.assets.report import Reporter, batches_asset
 from pg_pipeline.assets.work import Bench, Outcome, drain
@@ -17,7 +19,8 @@ from pg_pipeline.resources import CoordinationResource, SparkResource
 WORKER_TAG = "pg_pipeline/worker"
 QUEUE_TAG = "pg_pipeline/queue"
 DRAINED = ("batch", "callback")
-REPORT_EVERY = 20
+REPORT_EVERY = 100
+REPORT_SECONDS = 2.0
 
 
 class WorkerConfig(dg.Config):
@@ -58,22 +61,25 @@ def bench_of(
 
 def work(
     context: Context,
-    bench: Bench,
     pipelines: Mapping[str, FilePipeline],
     coordination: CoordinationResource,
-    outcomes: Iterator[Outcome],
+    outcomes: Iterator[Outcome | None],
 ) -> list[Outcome]:
-    """Follow a drain: tell Dagster of what committed, some at a time; return what did not."""
+    """Follow a drain: tell Dagster of what committed, some at a time and soon; return what did not."""
     reporter = Reporter.of_run(context, pipelines, coordination.db)
     untold: list[Outcome] = []
     troubled: list[Outcome] = []
 
     def tell() -> None:
-        _tell(reporter, coordination, untold)
+        _tell(context, reporter, pipelines, coordination, untold)
         untold.clear()
 
+    told = 0.0
     try:
         for outcome in outcomes:
+            if outcome is None:
+                tell()
+                continue
             lease = outcome.lease
             if outcome.status != "committed":
                 troubled.append(outcome)
@@ -81,14 +87,22 @@ def work(
                 continue
             context.log.info(f"{lease} committed (attempt {lease.attempt}).")
             untold.append(outcome)
-            if len(untold) >= REPORT_EVERY or lease.kind == "callback" or not bench.worker.held:
+            now = time.monotonic()
+            if len(untold) >= REPORT_EVERY or lease.kind == "callback" or now - told > REPORT_SECONDS:
                 tell()
+                told = now
     finally:
         tell()
     return troubled
 
 
-def _tell(reporter: Reporter, coordination: CoordinationResource, outcomes: Sequence[Outcome]) -> None:
+def _tell(
+    context: Context,
+    reporter: Reporter,
+    pipelines: Mapping[str, FilePipeline],
+    coordination: CoordinationResource,
+    outcomes: Sequence[Outcome],
+) -> None:
     numbers: dict[str, list[int]] = {}
     callbacks = []
     for outcome in outcomes:
@@ -98,9 +112,13 @@ def _tell(reporter: Reporter, coordination: CoordinationResource, outcomes: Sequ
         else:
             numbers.setdefault(outcome.lease.execution, []).append(outcome.lease.batch or 0)
     reports = [r for key, some in numbers.items() for r in partitions.batches(coordination.db, key, some)]
-    reporter.batches(reports)
+    reporter.batches([report for report in reports if report.state == "committed"])
     for execution in callbacks:
         reporter.summary(execution)
+    for pipeline in {outcome.lease.pipeline for outcome in outcomes if outcome.lease.kind == "callback"}:
+        checks.report(context.instance, pipelines[pipeline], coordination.db)
+    if callbacks:
+        coordination.dispatcher(timeout=5.0).dispatch()  # the sensor does the rest
 
 
 def worker_job(pipelines: Sequence[FilePipeline], name: str, pool: str | None) -> dg.JobDefinition:
@@ -117,7 +135,7 @@ def worker_job(pipelines: Sequence[FilePipeline], name: str, pool: str | None) -
         with bench_of(context, known, config.queue, coordination, pyspark, DRAINED) as bench:
             going = drain(bench, slots=config.slots, seconds=config.max_seconds, linger=config.linger_seconds)
             with closing(going):
-                troubled = work(context, bench, known, coordination, going)
+                troubled = work(context, known, coordination, going)
         fail_for(context, known, coordination, troubled)
 
     @dg.job(

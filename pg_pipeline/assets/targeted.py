@@ -62,7 +62,7 @@ def batches_asset_of(pipeline: FilePipeline, pool: str | None) -> dg.AssetsDefin
             while target.look():
                 if target.free:
                     with closing(drain(bench, slots=config.slots, claim=target.claim)) as going:
-                        troubled += target.settle(work(context, bench, known, coordination, going))
+                        troubled += target.settle(work(context, known, coordination, going))
                 elif time.monotonic() < until:
                     bench.worker.wait(POLL)
                 else:

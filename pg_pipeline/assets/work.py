@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pg_pipeline.work")
 LINGER = 3.0
+TICK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,10 @@ def drain(
     seconds: float | None = None,
     claim: Callable[[Worker], Sequence[Lease]] | None = None,
     linger: float = LINGER,
-) -> Generator[Outcome, None, None]:
+) -> Generator[Outcome | None, None, None]:
     """Do what is ready, `slots` at a time in one Spark session, until nothing is left or the time is up.
 
+    Yields what became of each lease, and None now and then while nothing comes.
     Closing the iterator (a cancelled run) cancels the Spark jobs under way; leaving the worker hands leases back.
     """
     until = time.monotonic() + seconds if seconds is not None else None
@@ -160,7 +162,11 @@ def drain(
     open_slots, trouble = slots, None
     try:
         while open_slots:
-            item = done.get()
+            try:
+                item = done.get(timeout=TICK)
+            except queue.Empty:
+                yield None
+                continue
             if item is None:
                 open_slots -= 1
             elif isinstance(item, BaseException):

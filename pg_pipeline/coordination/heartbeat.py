@@ -18,6 +18,7 @@ from pg_pipeline.errors import DatabaseUnreachable, WorkerUnknown
 
 _log = logging.getLogger("pg_pipeline.heartbeat")
 RECONNECT_SECONDS = 0.2
+STOP_SECONDS = 0.2  # listening can't be interrupted: the longest that a stop waits for it
 
 
 class Heartbeat:
@@ -167,6 +168,8 @@ class Heartbeat:
         if not self._listen:
             self._stop.wait(self._interval)
             return
-        for note in self._conn.notifies(timeout=self._interval):
-            if note.payload == self._queue:
-                self.woken.set()
+        until = time.monotonic() + self._interval
+        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
+            for note in self._conn.notifies(timeout=min(left, STOP_SECONDS)):
+                if note.payload == self._queue:
+                    self.woken.set()

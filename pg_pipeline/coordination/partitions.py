@@ -202,5 +202,10 @@ def quarantine_news(db: Database, pipelines: Sequence[str], after: datetime) -> 
     return [BatchReport(**row) for row in rows]
 
 
+def unbalanced(db: Database, execution: str) -> list[dict[str, Any]]:
+    """Committed batches whose files' row counts are not the batch's."""
+    return db.rows("select * from pipeline.unbalanced_batches(%s)", (execution,))
+
+
 def _list(values: Sequence[int] | None) -> list[int] | None:
     return None if values is None else list(values)

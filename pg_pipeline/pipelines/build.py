@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from pg_pipeline.assets.aggregate import summary_asset_of
+from pg_pipeline.assets.checks import checks_of
 from pg_pipeline.assets.enqueue import enqueued_asset
 from pg_pipeline.assets.process import worker_job
 from pg_pipeline.assets.targeted import batches_asset_of
@@ -61,6 +62,7 @@ def definitions(
     ]
     return dg.Definitions(
         assets=assets,
+        asset_checks=[checks_of(pipeline) for pipeline in pipelines],
         jobs=[job],
         sensors=sensors,
         resources={**RESOURCES, **{f"{pipeline.name}_rows": rows_io(pipeline.sink) for pipeline in pipelines}},

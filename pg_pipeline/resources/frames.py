@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.errors import InvalidInput
+from pg_pipeline.spark.session import session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 def from_spark(frame: DataFrame, wanted: Any) -> Any:
     """A Spark frame as the type that the asset asks for; Spark's own where it asks for none."""
     kind = _kind(wanted)
-    return frame if kind == "spark" else from_arrow(frame.toArrow(), wanted, None)
+    return frame if kind == "spark" else from_arrow(frame.toArrow(), wanted)
 
 
-def from_arrow(table: pa.Table, wanted: Any, spark: SparkSession | None) -> Any:
+def from_arrow(table: pa.Table, wanted: Any) -> Any:
     kind = _kind(wanted)
     if kind == "pandas":
         return table.to_pandas()
@@ -28,9 +30,8 @@ def from_arrow(table: pa.Table, wanted: Any, spark: SparkSession | None) -> Any:
         return pl.from_arrow(table)
     if kind == "arrow":
         return table
-    if spark is None:
-        raise InvalidInput("A Spark DataFrame was asked for and there is no Spark session: give the I/O manager one.")
-    return spark.createDataFrame(table)
+    ensure_java()
+    return session().createDataFrame(table)
 
 
 def to_arrow(frame: Any) -> pa.Table:

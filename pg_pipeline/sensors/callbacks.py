@@ -14,11 +14,12 @@ from pg_pipeline.sensors.runs import worker_runs
 def callbacks_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: int = 10) -> dg.SensorDefinition:
     names = [pipeline.name for pipeline in pipelines]
     queues = {pipeline.name: pipeline.queue for pipeline in pipelines}
-    summaries = [dg.AssetKey([pipeline, "summary"]) for pipeline in names]
+    # A job per pipeline: assets whose partitions differ can't be one sensor's target.
+    jobs = {one: dg.define_asset_job(f"{one}_callback", selection=[dg.AssetKey([one, "summary"])]) for one in names}
 
     @dg.sensor(
         name=f"{name}_callbacks",
-        target=dg.AssetSelection.assets(*summaries),
+        jobs=list(jobs.values()),
         minimum_interval_seconds=interval,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Runs the callbacks of executions that are all in, where no worker is there to do it.",
@@ -40,7 +41,7 @@ def callbacks_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: 
             run_requests=[
                 dg.RunRequest(
                     run_key=f"{one.execution}:{one.generation}:{one.attempts}",
-                    asset_selection=[dg.AssetKey([one.pipeline, "summary"])],
+                    job_name=jobs[one.pipeline].name,
                     partition_key=keys.execution(one.pipeline, one.execution, one.generation),
                 )
                 for one in waiting

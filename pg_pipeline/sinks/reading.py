@@ -40,6 +40,35 @@ def read(
     return frame
 
 
+def count(sink: Any, dsn: str, execution: str) -> int | None:
+    """The rows of an execution that the sink shows; None where rows of several may share one (an upsert)."""
+    with psycopg.connect(dsn) as conn:
+        if isinstance(sink, ParquetDataset):
+            statement = "select coalesce(sum(row_count), 0) from pipeline.parquet_files(%s) where execution = %s"
+            found = conn.execute(statement, (sink.path, execution)).fetchone()
+        elif isinstance(sink, PostgresTable) and sink.mode == "append":
+            if conn.execute("select to_regclass(%s)", (target.identifier(sink.table).as_string(conn),)).fetchone() == (
+                None,
+            ):
+                return 0
+            asked = sql.SQL("select count(*) from {} where {} = %s")
+            found = conn.execute(
+                asked.format(target.identifier(sink.table), sql.Identifier(EXECUTION)), (execution,)
+            ).fetchone()
+        else:
+            return None
+    return int(found[0]) if found else 0
+
+
+def column_names(sink: Any, dsn: str) -> list[str] | None:
+    """The columns of the target, None where it can't be told."""
+    if not isinstance(sink, PostgresTable):
+        return None
+    with psycopg.connect(dsn) as conn:
+        asked = sql.SQL("select * from {} limit 0").format(target.identifier(sink.table))
+        return [column.name for column in conn.execute(asked).description or ()]
+
+
 def _dataset_rows(
     spark: SparkSession, sink: ParquetDataset, dsn: str, execution: str | None, batches: Batches | None
 ) -> DataFrame:

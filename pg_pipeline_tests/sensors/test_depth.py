@@ -1,7 +1,7 @@
 """Queue depth: as many worker runs as there is work for, never a storm, never silence."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -9,6 +9,7 @@ import pytest
 
 from pg_pipeline.assets.process import QUEUE_TAG, WORKER_TAG
 from pg_pipeline.coordination import executions, submission
+from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.pipelines import FilePipeline
@@ -29,7 +30,7 @@ def tick(bench: PipelineBench, orders: FilePipeline) -> Tick:
 
 def submit(bench: PipelineBench, files: int) -> str:
     versions = [FileVersion(f"/in/{n}.json", "1", 10) for n in range(files)]
-    return submission.submit(bench.db, "orders", versions, request_key="k").execution
+    return submission.submit(bench.db, "orders", versions, request_key=f"k{files}").execution
 
 
 def worker_run(bench: PipelineBench, status: dg.DagsterRunStatus, age: float = 0.0) -> dg.DagsterRun:
@@ -100,12 +101,25 @@ def test_a_paused_queue_starts_nothing_and_says_so(bench: PipelineBench, tick: T
     assert "paused" in answer.skip_reason.skip_message
 
 
-def test_a_thousand_batches_are_counted_in_well_under_a_second(bench: PipelineBench, tick: Tick) -> None:
-    submit(bench, 1000)
+def test_a_tick_asks_as_little_of_a_thousand_batches_as_of_one(
+    bench: PipelineBench, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    rows = Database.rows
+
+    def counted(db: Database, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        asked.append(statement)
+        return rows(db, statement, parameters)
+
+    submit(bench, 1)
     tick()
-    began = time.monotonic()
+    monkeypatch.setattr(Database, "rows", counted)
     assert tick().run_requests
-    assert time.monotonic() - began < 1.0
+    of_one = len(asked)
+    submit(bench, 1000)
+    asked.clear()
+    assert tick().run_requests
+    assert len(asked) == of_one > 0
 
 
 def test_a_callback_that_nobody_runs_is_launched_again_after_each_crash(bench: PipelineBench, tick: Tick) -> None:

@@ -212,3 +212,21 @@ begin atomic
     and r.committed_at > p_after and r.committed_at < clock_timestamp() - '2 s'::interval
   order by r.committed_at limit p_limit;
 end;
+
+-- Committed batches of an execution whose rows don't add up: the files' counts are not the batch's.
+create or replace function pipeline.unbalanced_batches(p_execution text)
+returns table (number int, rows_in bigint, rows_out bigint, files_rows_in bigint, files_rows_out bigint)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+begin atomic
+  select b.number, b.rows_in, b.rows_out, s.rows_in, s.rows_out
+  from pipeline._execution(p_execution) x
+  join pipeline.batch b on b.execution_id = x.id and b.state = 'committed'
+  cross join lateral (
+    select (select sum(v::bigint) from jsonb_array_elements_text(b.result->'files'->'rows_in') v)::bigint as rows_in,
+           (select sum(v::bigint) from jsonb_array_elements_text(b.result->'files'->'rows_out') v)::bigint as rows_out
+  ) s
+  where b.result ? 'files'
+    and (s.rows_in <> b.rows_in
+         or (coalesce((b.result->'metadata'->>'rows_out_by_file')::boolean, false) and s.rows_out <> b.rows_out));
+end;
