@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "executions:explain",
     "attempts": "executions:attempts",
     "audit": "executions:audit",
+    "report": "report:report",
     "rerun": "rerun:rerun",
     "cancel": "rerun:cancel",
     "dlq": "dlq:app",

@@ -1,15 +1,17 @@
 """`pg-pipeline quarantine`: files set aside because they are bad, while the rest of their batch went through."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from pg_pipeline.cli import shapes
+from pg_pipeline.cli import recipes, shapes
 from pg_pipeline.cli.database import opened
 from pg_pipeline.cli.executions import Execution
 from pg_pipeline.cli.output import AsJson, Yes, agreed, cell, emit, group, pick, picked, say, show
 from pg_pipeline.cli.rerun import again, tell
 from pg_pipeline.coordination import executions
+from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
 
 app = group(help="Quarantine: files that were set aside because they are bad.", no_args_is_help=True)
@@ -64,13 +66,26 @@ def replay(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Re-run the batches of a finished execution that hold quarantined files, once those were mended."""
+    """Re-run the batches of a finished execution that hold quarantined files; mended versions take their place."""
     with opened() as db:
         row = executions.get(db, execution)
-        held = sorted({file["batch"] for file in executions.quarantined(db, execution, limit=_MANY)})
-        chosen = [number for number in held if not batch or number in batch]
+        held = [f for f in executions.quarantined(db, execution, limit=_MANY) if not batch or f["batch"] in batch]
+        chosen = sorted({file["batch"] for file in held})
         if not chosen:
             raise NotFound(f"execution {execution} has no such batch with quarantined files: nothing was re-run.")
         agreed(f"Re-run {len(chosen)} batches of execution {execution}, replacing their rows?", yes)
+        if row["ended_at"] is not None:
+            _replace(db, row, [file["path"] for file in held])
         answer = again(db, row, chosen, None)
     tell([answer], as_json)
+
+
+def _replace(db: Database, row: dict[str, Any], paths: list[str]) -> None:
+    """Of each file the version that is there now, so that the re-run reads it; what is gone stays as it was."""
+    from pg_pipeline.pipelines import landing
+
+    recipe = recipes.named(row["pipeline"])
+    for path in paths:
+        if "://" in path or Path(path).is_file():
+            for file in landing.under(recipe, [path]):
+                executions.replace_file(db, row["execution"], file)

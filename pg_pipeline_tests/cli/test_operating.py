@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,6 +13,8 @@ from pg_pipeline.cli import shapes
 from pg_pipeline.coordination import dead_letters, executions, submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.pipelines import landing
+from pg_pipeline.pipelines.orders import orders
 from pg_pipeline_tests.cli.conftest import Program
 from pg_pipeline_tests.coordination.conftest import HandWorker, files
 from pg_pipeline_tests.helpers import ChildProcess
@@ -150,6 +153,23 @@ def test_quarantine_is_listed_shown_and_replayed(program: Program, asked: Any, d
     hand.finish(*hand.claim(1))
     assert "No files are in quarantine." in program("quarantine", "list").stdout
     assert "no such batch" in program("quarantine", "replay", execution, "--yes", code=1).stderr
+
+
+def test_a_mended_file_takes_the_quarantined_ones_place(
+    asked: Any, db: Database, hand: HandWorker, tmp_path: Path
+) -> None:
+    path = tmp_path / "o.json"
+    path.write_text('{"order')
+    (old,) = landing.under(orders, [str(path)])
+    execution = submission.submit(db, "orders", [old], request_key="k").execution
+    hand.finish(*hand.claim(1), result={"quarantined": [{"ordinal": 0, "reason": "corrupt"}]})
+    hand.finish(*hand.claim(1))
+    path.write_text('{"order_id": 1}')
+    (answer,) = asked("quarantine", "replay", execution, "--yes")
+    assert answer["outcome"] == "re-run"
+    (file,) = db.rows("select version, size from pipeline.file")
+    assert file["version"] != old.version
+    assert file["size"] == path.stat().st_size
 
 
 def test_queues_and_status(program: Program, asked: Any, db: Database, hand: HandWorker) -> None:
