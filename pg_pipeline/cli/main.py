@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pg_pipeline import __version__
-from pg_pipeline.cli import demo, doctor, migrate
+from pg_pipeline.cli import demo, doctor, migrate, up
 from pg_pipeline.cli.output import EXIT_ERROR
 from pg_pipeline.errors import PgPipelineError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(demo.demo)
+app.command()(up.up)
 app.command()(migrate.migrate)
 app.command()(doctor.doctor)
 
