@@ -112,7 +112,7 @@ def spark(session_dir: Path) -> Iterator[Any]:
     ensure_java()
     from pg_pipeline.spark.session import session as our_session
 
-    session = our_session({"spark.sql.warehouse.dir": session_dir / "warehouse"}, master="local[2]")
+    session = our_session({"spark.sql.warehouse.dir": session_dir / "warehouse"}, master="local[2,3]")
     yield session
     session.stop()
 

@@ -15,6 +15,7 @@ from pg_pipeline.errors import PgPipelineError
 # Where each command lives: a function, or a group of its own (a Typer).
 COMMANDS = {
     "demo": "demo:demo",
+    "up": "up:up",
     "submit": "submit:submit",
     "status": "status:status",
     "executions": "executions:executions",

@@ -55,7 +55,7 @@ def definitions(
     sensors = [
         *(landing_sensor(pipeline) for pipeline in pipelines if pipeline.landing is not None),
         depth_sensor(pipelines, job, name, max_workers=max_workers),
-        callbacks_sensor(pipelines, name),
+        *(callbacks_sensor(pipeline, name) for pipeline in pipelines),
         outbox_sensor(name),
         dead_letters_sensor(pipelines, name, alert),
         reaper_sensor(pipelines, name),

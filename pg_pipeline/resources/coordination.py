@@ -82,6 +82,9 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
         )
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002
+        self.close()
+
+    def close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None

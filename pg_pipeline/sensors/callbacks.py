@@ -1,7 +1,5 @@
 """Callbacks that nobody is there to run. Workers drain them too; this one is for those whose run crashed or left."""
 
-from collections.abc import Sequence
-
 import dagster as dg
 
 from pg_pipeline.assets.keys import Registrar
@@ -11,29 +9,25 @@ from pg_pipeline.resources import CoordinationResource
 from pg_pipeline.sensors.runs import worker_runs
 
 
-def callbacks_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: int = 10) -> dg.SensorDefinition:
-    names = [pipeline.name for pipeline in pipelines]
-    queues = {pipeline.name: pipeline.queue for pipeline in pipelines}
-    # A job per pipeline: assets whose partitions differ can't be one sensor's target.
-    jobs = {one: dg.define_asset_job(f"{one}_callback", selection=[dg.AssetKey([one, "summary"])]) for one in names}
+def callbacks_sensor(pipeline: FilePipeline, name: str, *, interval: int = 10) -> dg.SensorDefinition:
+    """One per pipeline: a sensor's assets must share their partitions. `name` is that of its workers' job."""
+    asset = dg.AssetKey([pipeline.name, "summary"])
 
     @dg.sensor(
-        name=f"{name}_callbacks",
-        jobs=list(jobs.values()),
+        name=f"{pipeline.name}_callbacks",
+        target=dg.AssetSelection.assets(asset),
         minimum_interval_seconds=interval,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Runs the callbacks of executions that are all in, where no worker is there to do it.",
+        description=f"Runs the callbacks of {pipeline.name} where no worker is there to do it.",
     )
     def sense(
         context: dg.SensorEvaluationContext, coordination: CoordinationResource
     ) -> dg.SensorResult | dg.SkipReason:
         db = coordination.db
-        waiting = partitions.waiting_callbacks(db, names)
+        waiting = partitions.waiting_callbacks(db, [pipeline.name])
         if not waiting:
             return dg.SkipReason("No callback waits.")
-        served = {queue for queue in set(queues.values()) if partitions.depth(db, queue, names).workers}
-        waiting = [one for one in waiting if queues[one.pipeline] not in served]
-        if not waiting or worker_runs(context.instance, name):
+        if partitions.depth(db, pipeline.queue, [pipeline.name]).workers or worker_runs(context.instance, name):
             return dg.SkipReason("A worker is there, or on its way, and takes them.")
         keys = Registrar(context.instance, db)
         # The attempt is in the key: one crashed run must not silence its callback for ever.
@@ -41,7 +35,7 @@ def callbacks_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: 
             run_requests=[
                 dg.RunRequest(
                     run_key=f"{one.execution}:{one.generation}:{one.attempts}",
-                    job_name=jobs[one.pipeline].name,
+                    asset_selection=[asset],
                     partition_key=keys.execution(one.pipeline, one.execution, one.generation),
                 )
                 for one in waiting

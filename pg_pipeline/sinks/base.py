@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EXECUTION, BATCH, FILE = "_execution", "_batch", "_file"
 # The same as `_file`, for counting only: the sink leaves it out.
 COUNTED_FILE = "_file_counted"
+
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,28 @@ def count_files(batch: pa.RecordBatch, counts: Counter[str]) -> pa.RecordBatch:
     if name == FILE:
         return batch
     return batch.remove_column(batch.schema.get_field_index(name))
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def map_in_arrow(df: DataFrame, task: Task, result: str) -> DataFrame:
+    """`df.mapInArrow(task, result)` for any column names: PySpark cannot find a column with a dot in its name."""
+    names = df.columns
+    plain = df.toDF(*(f"c{i}" for i in range(len(names))))
+    return plain.mapInArrow(Renamed(task, names), result)
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Gives the columns their names back, on the executor."""
+
+    task: Task
+    names: list[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.task(batch.rename_columns(self.names) for batch in batches)
 
 
 def counts_files(names: list[str]) -> bool:

@@ -10,7 +10,7 @@ import pgpq
 import pyarrow as pa
 from pgpq import encoders, schema
 
-from pg_pipeline.sinks.base import visible
+from pg_pipeline.sinks.base import quoted, visible
 from pg_pipeline.sinks.errors import SinkSchemaMismatch
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def _column(name: str, kind: DataType) -> Column:
     from pyspark.sql import types as t
 
     if isinstance(kind, t.ArrayType):
-        inner = _simple(kind.elementType)
+        # The encoder writes instants in arrays as timestamps without a zone, which Postgres refuses.
+        inner = None if isinstance(kind.elementType, t.TimestampType) else _simple(kind.elementType)
         return Column(name, f"{inner}[]") if inner else Column(name, "jsonb", as_json=True)
     if isinstance(kind, t.StructType | t.MapType | t.VariantType):
         return Column(name, "jsonb", as_json=True)
@@ -77,13 +78,25 @@ _NAMES = {
 }
 
 
+# Without formats of our own, microseconds would be cut to milliseconds.
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
 def sendable(df: DataFrame) -> DataFrame:
     """The same rows with the types that the COPY encoder knows: nested values as JSON, bytes as shorts."""
     from pyspark.sql import functions as f
 
     json_columns = {column.name for column in columns_of(df.schema) if column.as_json}
-    return df.select([_send(f.col(_quoted(field.name)), field.dataType, field.name in json_columns).alias(field.name)
-                      for field in df.schema.fields])  # fmt: skip
+    return df.select(
+        [
+            _send(f.col(quoted(field.name)), field.dataType, field.name in json_columns).alias(field.name)
+            for field in df.schema.fields
+        ]
+    )
 
 
 def _send(column: SparkColumn, kind: DataType, as_json: bool) -> SparkColumn:
@@ -91,7 +104,7 @@ def _send(column: SparkColumn, kind: DataType, as_json: bool) -> SparkColumn:
     from pyspark.sql import types as t
 
     if as_json:
-        return f.to_json(column, {"ignoreNullFields": "false"})
+        return f.to_json(column, _JSON)
     if isinstance(kind, t.ByteType):
         return column.cast("smallint")
     if isinstance(kind, t.CharType | t.VarcharType):
@@ -99,10 +112,6 @@ def _send(column: SparkColumn, kind: DataType, as_json: bool) -> SparkColumn:
     if isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ByteType):
         return column.cast("array<smallint>")
     return column
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def encoder(arrow: pa.Schema, columns: Sequence[Column]) -> pgpq.ArrowToPostgresBinaryEncoder:

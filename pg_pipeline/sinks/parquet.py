@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from pyarrow import fs
 
 from pg_pipeline.coordination.types import JSON, AttemptRef
-from pg_pipeline.sinks.base import Staged, count_files, counts_files, visible
+from pg_pipeline.sinks.base import Staged, count_files, counts_files, map_in_arrow, visible
 from pg_pipeline.sinks.errors import SinkSchemaMismatch, StagedRowsMissing
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ParquetDataset:
 
     def stage(self, df: DataFrame, attempt: AttemptRef, dsn: str) -> Staged:  # noqa: ARG002 - sinks are called alike
         task = WriteTask(self.path, folder(attempt), self.compression)
-        results = df.mapInArrow(task, RESULT_DDL).toArrow().to_pylist()
+        results = map_in_arrow(df, task, RESULT_DDL).toArrow().to_pylist()
         counted: Counter[str] = Counter()
         for result in results:
             counted.update(json.loads(result.pop("files")))

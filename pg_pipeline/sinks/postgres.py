@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 
 from pg_pipeline.coordination.types import JSON, AttemptRef
 from pg_pipeline.sinks import target
-from pg_pipeline.sinks.base import BATCH, EXECUTION, Staged, counts_files
+from pg_pipeline.sinks.base import BATCH, EXECUTION, Staged, counts_files, map_in_arrow
 from pg_pipeline.sinks.columns import Column, columns_of, sendable
 from pg_pipeline.sinks.copying import RESULT_DDL, STAGING_SCHEMA, CopyTask, copy_binary, staging_prefix
 from pg_pipeline.sinks.errors import SinkKeyMissing, SinkSchemaMismatch, StagedRowsMissing, ValueRefused
@@ -87,7 +87,7 @@ class PostgresTable:
             inline_bytes=self.inline_bytes // slots,
         )
         counted = counts_files(df.columns)
-        results = sendable(df).mapInArrow(task, RESULT_DDL).toArrow()
+        results = map_in_arrow(sendable(df), task, RESULT_DDL).toArrow()
         tables: list[tuple[str, int]] = []
         files: Counter[str] = Counter()
         inline_rows = 0

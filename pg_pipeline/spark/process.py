@@ -20,7 +20,7 @@ from pg_pipeline.spark.progress import OnProgress, watched
 from pg_pipeline.spark.recipe import Batch, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports, by_ordinal, new_reports, unreported
 from pg_pipeline.spark.session import POOL, quiet
-from pg_pipeline.spark.spark_reader import Look, SparkRead, look, still_there, verdict
+from pg_pipeline.spark.spark_reader import Look, SparkRead, look, still_there, stops_early, verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,7 +127,7 @@ class _Work:
         before = self._jobs()
         out = self._transform(reading.rows, good)
         # Counts belong to the first job that sees the rows, which must be the one that stages them.
-        ours = self._jobs() == before
+        ours = self._jobs() == before and not stops_early(out)
         staged = self._stage(out, good, new_reports(self.spark.sparkContext))
         tally = (reading.tally() if ours else None) or reading.count()
         missing = [file for file in good if file.path not in tally.rows]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
 
 from pg_pipeline.coordination.types import BatchFile
 from pg_pipeline.spark.arrow_csv import check_header, parse_header
@@ -137,7 +138,10 @@ class SparkRead:
 
     def tally(self) -> Tally | None:
         """The counts, or None when Spark ran a part twice, so that they cannot be trusted."""
-        found = self.observation.get
+        try:
+            found = self.observation.get
+        except Py4JJavaError:  # a plan that Spark could answer without reading a row
+            return None
         if not found or found["evaluations"] != len(found["partitions"] or []):
             return None
         return Tally(*(self._by_path(found[name]) for name in ("rows", "bad", "drifted", "rescued")))
@@ -312,6 +316,11 @@ def verdict(file: BatchFile, tally: Tally, recipe: Recipe) -> FileReport:
         return FileReport(file.ordinal, reason="bad_lines", size=file.size,
                           detail=f"{bad} bad lines, {recipe.max_bad_lines} allowed")  # fmt: skip
     return FileReport(file.ordinal, rows, tally.rescued.get(file.path, 0), bad, size=file.size)
+
+
+def stops_early(out: DataFrame) -> bool:
+    """Whether a limit may leave rows unread, and so uncounted."""
+    return bool(re.search(r"\b(Global|Local)?Limit\b|\bTail\b", str(out._jdf.queryExecution().analyzed().toString())))
 
 
 def glob_escaped(path: str) -> str:

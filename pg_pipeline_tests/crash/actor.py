@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from pg_pipeline.coordination import dead_letters, executions, reaper, submission
+from pg_pipeline.coordination import dead_letters, executions, partitions, reaper, submission
 from pg_pipeline.coordination.database import Database, dumps
 from pg_pipeline.coordination.lease import CallbackResult, Lease
 from pg_pipeline.coordination.worker import Worker
@@ -109,6 +109,12 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
             from pg_pipeline.coordination.outbox import Dispatcher
 
             return Dispatcher(db, allow_private=True).dispatch().delivered
+        case "report":
+            batches = partitions.unreported(db, ["orders"])
+            partitions.mark_reported(db, batches)
+            for summary in partitions.unreported_summaries(db, ["orders"]):
+                partitions.mark_summary_reported(db, partitions.execution(db, summary))
+            return len(batches)
         case "control":
             submission.configure_queue(db, "other", lease="7 s")
             submission.register_pipeline(db, "other", queue="other")

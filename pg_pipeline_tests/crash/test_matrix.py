@@ -13,7 +13,7 @@ from pg_pipeline_tests.crash.stories import BY_POINT, ELSEWHERE, points_in_sourc
 from pg_pipeline_tests.helpers import ChildProcess
 
 SEED = 20260
-SAMPLE = sorted(random.Random(SEED).sample(sorted(BY_POINT), 12))
+SAMPLE = sorted(random.Random(SEED).sample(sorted(BY_POINT), 8))
 
 
 def test_every_failpoint_has_a_story(db: Database) -> None:

@@ -126,10 +126,10 @@ def test_a_callback_that_nobody_runs_is_launched_again_after_each_crash(bench: P
     execution = submit(bench, 1)
     with Worker(bench.db) as worker:
         worker.finish(worker.claim(1)[0], {"rows_in": 1})
-        assert not tick("bench_callbacks").run_requests  # a worker is there, and takes it
-    (first,) = tick("bench_callbacks").run_requests
+        assert not tick("orders_callbacks").run_requests  # a worker is there, and takes it
+    (first,) = tick("orders_callbacks").run_requests
     assert first.partition_key == execution
     assert first.run_key == f"{execution}:1:0"
     bench.crash(execution, kind="callback")
-    (second,) = tick("bench_callbacks").run_requests
+    (second,) = tick("orders_callbacks").run_requests
     assert second.run_key == f"{execution}:1:1"

@@ -1,0 +1,120 @@
+"""`pg-pipeline up`, as a person uses it: files dropped into landing become a summary with no further touch."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import psycopg
+import pytest
+import yaml
+
+from pg_pipeline.cli.demo_files import plant
+from pg_pipeline.coordination import executions, partitions
+from pg_pipeline.coordination.database import Database
+from pg_pipeline.embedded.postgres import embedded_server
+from pg_pipeline.settings import get_settings
+from pg_pipeline_tests.helpers import PROJECT, ChildProcess, wait_until
+
+MINUTES = 5 * 60.0
+
+
+@dataclass
+class Up:
+    process: ChildProcess
+    folder: Path
+    state: Path
+    db: Database
+
+    def execution(self) -> partitions.ExecutionReport | None:
+        found = executions.listed(self.db)
+        return partitions.execution(self.db, found[0]["execution"]) if found else None
+
+    def family(self) -> list[int]:
+        """Every process of the sessions that it started."""
+        leaders = {self.process.pid, *(one.pid for one in psutil.Process(self.process.pid).children(recursive=True))}
+        found = []
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError):
+                if pid in leaders or os.getsid(pid) in leaders:
+                    found.append(pid)
+        return found
+
+
+@pytest.fixture
+def up(tmp_path: Path, session_dir: Path, child: Callable[..., ChildProcess]) -> Iterator[Up]:
+    """In a folder of a user: the project's workspace.yaml, landing folders, an embedded Postgres of its own."""
+    workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
+    workspace["load_from"][0]["python_module"]["working_directory"] = str(PROJECT)
+    (tmp_path / "workspace.yaml").write_text(yaml.safe_dump(workspace))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    state = session_dir / "up"
+    environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "0", "DAGSTER_HOME": None}
+    process = child(None, "up", "--port", str(port), module="pg_pipeline", env=environment, cwd=tmp_path)
+    process.wait_for_output("Ready", timeout=MINUTES)
+    with Database(embedded_server(get_settings(state_dir=str(state))).dsn()) as db:
+        yield Up(process, tmp_path, state, db)
+        if process.alive:
+            process.signal(signal.SIGINT)
+            process.wait()
+
+
+def lease_pid(up: Up) -> int | None:
+    """The process of a worker that holds a batch, once some are committed."""
+    report = up.execution()
+    if report is None or report.remaining == report.expected:
+        return None
+    held = [lease for lease in executions.leases(up.db) if lease["kind"] == "batch"]
+    return int(held[0]["worker_name"].rsplit(":", 1)[1]) if held else None
+
+
+def finished(up: Up) -> partitions.ExecutionReport | None:
+    report = up.execution()
+    return report if report is not None and report.status == "finished" else None
+
+
+def test_files_dropped_into_landing_become_a_summary_though_a_worker_is_killed(up: Up) -> None:
+    planted = plant(up.folder / "data" / "orders" / "2026-11-18", files=160, rows=20)
+    victim = wait_until(lambda: lease_pid(up), timeout=MINUTES, what="a worker that holds a batch")
+    os.kill(victim, signal.SIGKILL)
+    report = wait_until(lambda: finished(up), timeout=MINUTES, what="the summary")
+
+    assert (report.files, report.quarantined, report.rows_out) == (planted.files, planted.broken, planted.rows)
+    outcomes = [attempt["outcome"] for attempt in executions.attempts(up.db, report.execution)]
+    assert "lost" in outcomes or "fenced" in outcomes
+    assert outcomes.count("committed") == report.expected + 1
+    assert executions.audit(up.db) == []
+    with psycopg.connect(up.db.dsn) as conn:
+        (rows, orders) = (
+            conn.execute("select count(*), count(distinct order_id) from analytics.orders").fetchone() or ()
+        )
+    assert rows == orders == planted.rows
+
+    with dg.DagsterInstance.from_config(str(up.state / "dagster")) as instance:
+        listed = instance.get_dynamic_partitions("orders_batches")
+        assert len(listed) == report.expected
+        everything = dg.DynamicPartitionsDefinition(name="orders_batches")
+
+        def bar() -> bool:
+            found = instance.get_status_by_partition(dg.AssetKey(["orders", "batches"]), listed, everything) or {}
+            return {getattr(status, "name", None) for status in found.values()} == {"MATERIALIZED"}
+
+        wait_until(bar, timeout=MINUTES, what="the partition bar to be all green")
+
+        def runs() -> set[str]:
+            return {run.status.value for run in instance.get_runs()}
+
+        # The killed run is shown as failed, every other one came to its end.
+        wait_until(lambda: runs() == {"SUCCESS", "FAILURE"}, timeout=MINUTES, what="every run to end")
+
+    family = up.family()
+    up.process.signal(signal.SIGINT)
+    assert up.process.wait() == 0, up.process.stderr
+    wait_until(lambda: not [pid for pid in family if psutil.pid_exists(pid)], timeout=60, what="all of it to be gone")

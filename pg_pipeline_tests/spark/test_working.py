@@ -1,0 +1,165 @@
+"""What happens around the rows: plans that Spark runs twice, cancelling, progress, several batches at once, memory."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import functions as f
+
+from pg_pipeline.sinks.postgres import PostgresTable
+from pg_pipeline.spark.batches import BatchRunner
+from pg_pipeline.spark.errors import BatchCancelled
+from pg_pipeline.spark.process import cancel, process_batch
+from pg_pipeline.spark.progress import Progress
+from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline_tests.helpers import wait_until
+from pg_pipeline_tests.spark.landing import attempt, commit, land
+
+SCHEMA = "id long, name string"
+FILES: dict[str, Any] = {f"{n}.json": [{"id": n * 10 + i, "name": "x"} for i in range(5)] for n in range(4)}
+FILES["bad.json"] = b"{\n"
+
+TRANSFORMS: dict[str, tuple[Any, int]] = {
+    "sorts": (lambda df, _: df.orderBy("name", "id"), 20),
+    "aggregates": (lambda df, _: df.groupBy("name").agg(f.sum("id").alias("total"), f.count("*").alias("n")), 1),
+    "limits": (lambda df, _: df.limit(1), 1),
+    "joins itself": (lambda df, _: df.alias("a").join(df.alias("b"), "id").select("id", "a.name"), 20),
+    "counts first": (lambda df, _: df.withColumn("n", f.lit(df.count())), 20),
+    "asks whether it is empty": (lambda df, _: df.withColumn("empty", f.lit(df.isEmpty())), 20),
+    "caches": (lambda df, _: df.cache(), 20),
+    "uses no column": (lambda df, _: df.select(f.lit(1).alias("one")), 20),
+    "keeps nothing": (lambda df, _: df.where("false"), 0),
+    "repeats rows": (lambda df, _: df.withColumn("k", f.explode(f.array(f.lit(1), f.lit(2)))), 40),
+}
+
+
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+@pytest.mark.parametrize("name", list(TRANSFORMS))
+def test_rows_are_counted_once_whatever_the_transform_does(
+    spark: Any, dsn: str, conn: Any, tmp_path: Path, name: str, reader: Any
+) -> None:
+    transform, rows_out = TRANSFORMS[name]
+    recipe = Recipe("json", SCHEMA, reader=reader, transform=transform)
+    done = commit(spark, recipe, land(tmp_path, FILES), attempt(), PostgresTable("t"), dsn)
+    assert [(o.state, o.rows_in) for o in done.result.files] == [("committed", 5)] * 4 + [("quarantined", 0)]
+    assert done.result.rows_out == rows_out
+    assert conn.execute("select count(*) from t").fetchone() == (rows_out,)
+    if name == "aggregates":
+        assert conn.execute("select total, n from t").fetchone() == (340, 20)
+
+
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+def test_csv_rows_are_judged_also_in_columns_that_the_transform_leaves_out(
+    spark: Any, dsn: str, tmp_path: Path, reader: Any
+) -> None:
+    files = land(tmp_path, {"a.csv": b"id,name\n1,x\n", "b.csv": b"id,name\nno,x\n"})
+    recipe = Recipe("csv", SCHEMA, reader=reader, transform=lambda df, _: df.select("name", "_file"))
+    done = commit(spark, recipe, files, attempt(), PostgresTable("t"), dsn)
+    assert [o.reason for o in done.result.files] == [None, "bad_lines"]
+
+
+def test_provenance_can_be_left_out_and_is_counted_all_the_same(
+    spark: Any, dsn: str, conn: Any, tmp_path: Path
+) -> None:
+    recipe = Recipe("json", SCHEMA, provenance=False)
+    done = commit(spark, recipe, land(tmp_path, FILES), attempt(), PostgresTable("t"), dsn)
+    assert [o.rows_out for o in done.result.files] == [5, 5, 5, 5, 0]
+    names = [c.name for c in conn.execute("select * from t").description]
+    assert names == ["id", "name", "_execution", "_batch"]
+
+
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+def test_a_cancelled_attempt_stops_within_seconds_and_leaves_nothing(
+    spark: Any, dsn: str, conn: Any, tmp_path: Path, reader: Any
+) -> None:
+    """The transform holds every row for as long as a file exists."""
+    hold = tmp_path / "hold"
+    hold.touch()
+
+    def slow(batches: Any) -> Any:
+        import time
+
+        for batch in batches:
+            while hold.exists():
+                time.sleep(0.05)
+            yield batch
+
+    recipe = Recipe("json", SCHEMA, reader=reader, transform=lambda df, _: df.mapInArrow(slow, df.schema))
+    files = land(tmp_path / "landing", FILES)
+    ref = attempt()
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            process_batch(spark, recipe, files, ref, PostgresTable("t"), dsn)
+        except BatchCancelled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(
+        lambda: tracker.getActiveJobsIds() and tracker.getJobIdsForGroup(str(ref.token)), what="the job to start"
+    )
+    cancel(spark, ref.token)
+    thread.join(timeout=20)
+    still = thread.is_alive()
+    hold.unlink()
+    thread.join()
+    assert not still, "the job went on after it was cancelled"
+    assert len(caught) == 1
+
+
+def test_an_attempt_cancelled_before_its_job_starts_does_not_start_it(spark: Any, dsn: str, tmp_path: Path) -> None:
+    ref = attempt()
+    cancel(spark, ref.token)
+    with pytest.raises(BatchCancelled):
+        process_batch(spark, Recipe("json", SCHEMA), land(tmp_path, FILES), ref, PostgresTable("t"), dsn)
+
+
+def test_progress_ends_with_everything_done(spark: Any, dsn: str, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    files = land(tmp_path, FILES)
+    process_batch(spark, Recipe("json", SCHEMA), files, attempt(), PostgresTable("t"), dsn, on_progress=seen.append)
+    last = seen[-1]
+    assert (last.files_done, last.files, last.rows) == (5, 5, 20)
+    assert last.bytes_done == last.bytes == sum(file.size for file in files)
+    assert last.tasks_done == last.tasks > 0
+
+
+def test_batches_run_at_once_and_each_knows_its_own_result(spark: Any, dsn: str, conn: Any, tmp_path: Path) -> None:
+    sink = PostgresTable("t")
+    batches = [land(tmp_path / str(n), {"a.json": [{"id": n}] * (n + 1)}) for n in range(6)]
+    together = threading.Barrier(2, timeout=60)
+
+    def meet(df: Any, _batch: Any) -> Any:
+        together.wait()
+        return df
+
+    runner = BatchRunner(spark, slots=2)
+    assert runner.slots == 2
+    recipe = Recipe("json", SCHEMA, transform=meet)
+    refs = [attempt(n) for n in range(6)]
+    futures = [runner.submit(recipe, files, ref, sink, dsn) for files, ref in zip(batches, refs, strict=True)]
+    for future, ref in zip(futures, refs, strict=True):
+        sink.publish(conn, future.result().staged, ref)
+    runner.close()
+    assert [future.result().result.rows_out for future in futures] == [1, 2, 3, 4, 5, 6]
+    assert conn.execute("select _batch, count(*) from t group by 1 order by 1").fetchall() == [
+        (n, n + 1) for n in range(6)
+    ]
+
+
+def test_memory_stays_flat_over_many_batches(spark: Any, dsn: str, tmp_path: Path) -> None:
+    files = land(tmp_path, {f"{n}.json": [{"id": i, "name": "x" * 100} for i in range(500)] for n in range(4)})
+    process = psutil.Process(os.getpid())
+    sizes = []
+    for round_ in range(26):
+        process_batch(spark, Recipe("json", SCHEMA), files, attempt(round_), PostgresTable("t"), dsn)
+        if round_ >= 6:
+            sizes.append(process.memory_info().rss)
+    grown = max(sizes[-5:]) - max(sizes[:5])
+    assert grown < 20 << 20, f"{grown >> 20} MB more after 15 batches of 0.2 MB"
