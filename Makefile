@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help demo test test-system test-all lint format docs clean
+.PHONY: help demo test test-system test-all lint format docs pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
+	@echo "make pictures     docs/report.png, from the newest execution, with chromium (make demo makes one)"
 	@echo "make clean        remove everything that make made, the embedded database included"
 
 # Installed again only when what is installed may have changed.
@@ -39,6 +40,9 @@ format: $(READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/reference.py
+
+pictures: $(READY)
+	@$(BIN)/python docs/pictures.py
 
 test: lint
 	@$(PYTEST) -m "not system and not long"

@@ -29,6 +29,7 @@ COMMANDS = {
     "quarantine": "quarantine:app",
     "queue": "queue:app",
     "reap": "reap:reap",
+    "metrics": "metrics:metrics",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
 }

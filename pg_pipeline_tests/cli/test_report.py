@@ -1,14 +1,18 @@
 """`pg-pipeline report`: one page that is whole, safe, and says what the tables say."""
 
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline_tests.cli.conftest import Program
 from pg_pipeline_tests.coordination.conftest import HandWorker
+from pg_pipeline_tests.helpers import ChildProcess
 
 EVIL = "/in/<script>alert(1)</script>\"onload='x'\u202e.json"
 VOID = {"meta", "br", "link", "img", "input"}
@@ -94,3 +98,26 @@ def test_an_execution_that_nobody_worked_on_has_a_page_too(program: Program, db:
     assert "Nobody has worked on it yet." in page.text
     assert "No batch is committed yet." in page.text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.system("chromium")
+def test_a_real_browser_draws_it_and_refuses_nothing_of_it(
+    child: Callable[..., ChildProcess], program: Program, db: Database, hand: HandWorker, tmp_path: Path
+) -> None:
+    execution = submission.submit(db, "orders", [FileVersion(EVIL, "1", 1)], request_key="k").execution
+    hand.finish(*hand.claim(1), result={"rows_out": 1, "quarantined": [{"ordinal": 0, "reason": EVIL}]})
+    target = tmp_path / "page.html"
+    program("report", execution, "--output", str(target))
+    browser = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
+    picture = tmp_path / "page.png"
+    looked = child(
+        command=(*browser, "--enable-logging=stderr", f"--screenshot={picture}", target.as_uri()), env={"TMPDIR": None}
+    )
+    assert looked.wait() == 0, looked.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Refused to" not in looked.stderr, "its own policy lets all of it through"
+    dumped = child(command=(*browser, "--dump-dom", target.as_uri()), env={"TMPDIR": None})
+    assert dumped.wait() == 0, dumped.stderr
+    page = Page(dumped.stdout)
+    assert page.drawn("committed") == 1 + 1
+    assert "script" not in {tag for tag, _ in page.tags}

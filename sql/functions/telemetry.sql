@@ -1,0 +1,50 @@
+-- Telemetry: numbers for monitoring, of one moment. Reads the views, so it comes after them.
+set local role pipeline_owner;
+
+-- One row per sample. Attempts are counted over the window that has just passed: history is pruned, so a
+-- running total would go back. "fenced" is work that was done and could not finish, since another had the task.
+create or replace function pipeline.metrics(p_window interval default '5 min')
+returns table (name text, labels jsonb, value float8)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+begin atomic
+  with q as (select * from pipeline.queue_status),
+  a as (select * from pipeline.attempt where ended_at > clock_timestamp() - p_window)
+  select 'tasks', jsonb_build_object('queue', q.queue, 'state', s.state), s.n::float8
+  from q cross join lateral (values ('ready', q.ready), ('delayed', q.delayed), ('leased', q.leased), ('suspect', q.suspects)) s(state, n)
+  union all
+  select 'oldest_task_seconds', jsonb_build_object('queue', q.queue),
+         coalesce(extract(epoch from clock_timestamp() - q.oldest_ready_at), 0)::float8 from q
+  union all
+  select 'queue_paused', jsonb_build_object('queue', q.queue, 'by', k.by), (q.paused_by is not distinct from k.by)::int::float8
+  from q cross join (values ('person'), ('breaker')) k(by)
+  union all
+  select 'workers', jsonb_build_object('queue', w.queue, 'status', w.status), count(*)::float8
+  from pipeline.worker_status w where w.status <> 'stopped' group by w.queue, w.status
+  union all
+  select 'executions', jsonb_build_object('pipeline', x.pipeline, 'status', x.status), count(*)::float8
+  from pipeline.execution_status x where x.state in ('open', 'sealed') group by x.pipeline, x.status
+  union all
+  select 'attempts_recent', jsonb_build_object('queue', a.queue, 'kind', a.kind, 'outcome', a.outcome), count(*)::float8
+  from a group by a.queue, a.kind, a.outcome
+  union all
+  select 'attempt_seconds_recent', jsonb_build_object('queue', d.queue, 'kind', d.kind, 'quantile', p.q),
+         (d.seconds)[p.n]
+  from (
+    select a.queue, a.kind,
+           percentile_cont(array[0.5, 0.95, 1]) within group (order by extract(epoch from a.ended_at - a.claimed_at)::float8) as seconds
+    from a where a.outcome = 'committed' group by a.queue, a.kind
+  ) d cross join (values (1, '0.5'), (2, '0.95'), (3, '1')) p(n, q)
+  union all
+  select 'dead_letters', jsonb_build_object('queue', d.queue, 'pipeline', d.pipeline, 'reason', d.reason), count(*)::float8
+  from pipeline.dead_letter d where d.resolution is null group by d.queue, d.pipeline, d.reason
+  union all
+  select 'quarantined_files', jsonb_build_object('pipeline', x.pipeline), count(*)::float8
+  from pipeline.file f join pipeline.execution x on x.id = f.execution_id where f.state = 'quarantined' group by x.pipeline
+  union all
+  select 'outbox', jsonb_build_object('state', s.state), count(o.id)::float8
+  from (values ('pending'), ('dead')) s(state) left join pipeline.outbox o on o.state = s.state and o.destination <> '' group by s.state
+  union all
+  select 'outbox_oldest_seconds', '{}'::jsonb, coalesce(extract(epoch from clock_timestamp() - min(o.created_at)), 0)::float8
+  from pipeline.outbox o where o.state = 'pending' and o.destination <> '';
+end;
