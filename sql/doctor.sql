@@ -1,5 +1,6 @@
 -- What a check-up wants to know of a server and of the login it was reached with.
-select current_setting('server_version')                                     as version,
+select clock_timestamp()                                                      as clock,
+       current_setting('server_version')                                      as version,
        current_user                                                           as login,
        current_setting('fsync') = 'on'                                        as fsync,
        current_setting('synchronous_commit') <> 'off'                         as synchronous_commit,

@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pg_pipeline import __version__
-from pg_pipeline.cli.output import EXIT_PROBLEMS, console
+from pg_pipeline.cli import shapes
+from pg_pipeline.cli.output import EXIT_PROBLEMS, AsJson, console, emit
 from pg_pipeline.coordination import migrations
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.embedded.java import ensure_java, java_version
@@ -38,10 +40,15 @@ class Finding:
     fix: str = ""
 
 
-def doctor() -> None:
-    """Check Postgres, Java, Spark, versions, rights and folders; exit 3 where something needs mending."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check Postgres, Java, Spark, versions, rights, folders and clocks; exit 3 where something needs mending."""
     settings = get_settings()
     findings = [finding for check in CHECKS for finding in _run(check, settings)]
+    if as_json:
+        emit([{name: getattr(finding, name) for name in shapes.FINDING} for finding in findings])
+        if any(finding.fix for finding in findings):
+            raise typer.Exit(EXIT_PROBLEMS)
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark = Text("problem", style="bold red") if finding.fix else Text("ok", style="green")
@@ -115,6 +122,12 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
     assert server is not None
     where = "yours, from PG_PIPELINE_DSN" if settings.dsn else f"embedded, at {embedded_server(settings).socket_dir}"
     yield Finding("Postgres", f"{server.version} ({where}), as {server.login}")
+    apart = abs((datetime.now(UTC) - server.clock).total_seconds())
+    yield Finding(
+        "Clock",
+        f"{apart:.1f} s from Postgres's",
+        "set this machine's clock: every time that matters is Postgres's, but logs would mislead" if apart > 5 else "",
+    )
     durable = server.fsync and server.synchronous_commit
     yield Finding(
         "Durability",
