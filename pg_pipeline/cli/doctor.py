@@ -134,6 +134,7 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
         f"fsync {_on(server.fsync)}, synchronous_commit {_on(server.synchronous_commit)}",
         "" if durable else "turn both on: without them a crash of Postgres loses committed work",
     )
+    yield _dagster_storage(server.dagster_database, server.may_create_databases)
     state = migrations.check(dsn, timeout=settings.connect_timeout)
     may_migrate = server.may_create_roles and server.may_create_schemas
     yield Finding(
@@ -145,6 +146,24 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
         "Schema",
         "current" if state.current else f"missing {', '.join(state.pending)}",
         "" if state.current else "pg-pipeline migrate",
+    )
+
+
+def _dagster_storage(exists: bool, may_create: bool) -> Finding:
+    """One's own DAGSTER_HOME, or a database beside ours, made on first use."""
+    home = os.environ.get("DAGSTER_HOME")
+    if home:
+        lacking = not (Path(home).expanduser() / "dagster.yaml").is_file()
+        fix = "put a dagster.yaml there, or unset DAGSTER_HOME to keep its runs in Postgres" if lacking else ""
+        return Finding("Dagster storage", f"yours, {home}{', without a dagster.yaml' if lacking else ''}", fix)
+    if exists:
+        return Finding("Dagster storage", "the database dagster of this server")
+    if may_create:
+        return Finding("Dagster storage", "the database dagster, which is made on first use")
+    return Finding(
+        "Dagster storage",
+        "there is no database dagster, and this login may not create it",
+        "create the database dagster on this server, or set DAGSTER_HOME to an instance of your own",
     )
 
 
