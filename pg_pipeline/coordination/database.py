@@ -5,10 +5,11 @@ No session state: no prepared statements, every name schema-qualified, so that a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -56,6 +57,11 @@ def clean(text: str) -> str:
 
 
 set_json_dumps(dumps)
+
+
+def made(kind: type[Value], row: Mapping[str, Any]) -> Value:
+    """An object of a row. Columns that it does not know are left alone: a newer schema may have more."""
+    return kind(**{field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row})  # type: ignore[arg-type]
 
 
 def typed(error: psycopg.Error) -> Exception:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.database import Database, made
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import NotFound
 
@@ -34,12 +34,12 @@ class Reason:
 
 def audit(db: Database, execution: str | None = None) -> list[Violation]:
     """Every violation of P1 to P5, from the tables alone."""
-    return [Violation(**row) for row in db.rows("select * from pipeline.audit(%s)", (execution,))]
+    return [made(Violation, row) for row in db.rows("select * from pipeline.audit(%s)", (execution,))]
 
 
 def explain(db: Database, execution: str) -> list[Reason]:
     """What it waits for, who holds it, since when, and what to do."""
-    return [Reason(**row) for row in db.rows("select * from pipeline.explain(%s)", (execution,))]
+    return [made(Reason, row) for row in db.rows("select * from pipeline.explain(%s)", (execution,))]
 
 
 def listed(

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.database import Database, made
 from pg_pipeline.errors import NotFound
 
 
@@ -117,13 +117,13 @@ def batches(db: Database, execution: str, numbers: Sequence[int] | None = None) 
         "order by number",
         (execution, _list(numbers), _list(numbers)),
     )
-    return [BatchReport(**row) for row in rows]
+    return [made(BatchReport, row) for row in rows]
 
 
 def unreported(db: Database, pipelines: Sequence[str], limit: int = 500) -> list[BatchReport]:
     """Committed batches that Dagster was not told of, and whose worker can no longer tell."""
     rows = db.rows("select * from pipeline.unreported_batches(%s, %s)", (list(pipelines), limit))
-    return [BatchReport(**row) for row in rows]
+    return [made(BatchReport, row) for row in rows]
 
 
 def unreported_summaries(db: Database, pipelines: Sequence[str], limit: int = 100) -> list[str]:
@@ -155,25 +155,25 @@ def execution(db: Database, key: str) -> ExecutionReport:
     row = rows[0]
     for name in ("files", "rows_in", "rows_out", "rows_rescued", "quarantined"):
         row[name] = int(row[name])  # sums of bigint are numeric
-    return ExecutionReport(**row)
+    return made(ExecutionReport, row)
 
 
 def places(db: Database, execution: str, numbers: Sequence[int]) -> list[Place]:
     rows = db.rows("select * from pipeline.batch_places(%s, %s)", (execution, list(numbers)))
-    return [Place(**row) for row in rows]
+    return [made(Place, row) for row in rows]
 
 
 def callback_place(db: Database, execution: str) -> CallbackPlace:
-    return CallbackPlace(**db.rows("select * from pipeline.callback_holder(%s)", (execution,))[0])
+    return made(CallbackPlace, db.rows("select * from pipeline.callback_holder(%s)", (execution,))[0])
 
 
 def depth(db: Database, queue: str, pipelines: Sequence[str]) -> Depth:
-    return Depth(**db.rows("select * from pipeline.depth(%s, %s)", (queue, list(pipelines)))[0])
+    return made(Depth, db.rows("select * from pipeline.depth(%s, %s)", (queue, list(pipelines)))[0])
 
 
 def waiting_callbacks(db: Database, pipelines: Sequence[str]) -> list[WaitingCallback]:
     rows = db.rows("select * from pipeline.waiting_callbacks(%s)", (list(pipelines),))
-    return [WaitingCallback(**row) for row in rows]
+    return [made(WaitingCallback, row) for row in rows]
 
 
 def run_lives(db: Database) -> dict[str, RunLife]:
@@ -199,7 +199,7 @@ def dead_letter_news(db: Database, pipelines: Sequence[str], after: int) -> list
 def quarantine_news(db: Database, pipelines: Sequence[str], after: datetime) -> list[BatchReport]:
     """Batches that set files aside after this moment, oldest first."""
     rows = db.rows("select * from pipeline.quarantine_news(%s, %s)", (list(pipelines), after))
-    return [BatchReport(**row) for row in rows]
+    return [made(BatchReport, row) for row in rows]
 
 
 def unbalanced(db: Database, execution: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from pg_pipeline.coordination import failpoints
-from pg_pipeline.coordination.database import Connection, Database, clean
+from pg_pipeline.coordination.database import Connection, Database, clean, made
 from pg_pipeline.coordination.heartbeat import Heartbeat
 from pg_pipeline.coordination.lease import Failed, Finish, Finished, Lease, Publish, result_json
 from pg_pipeline.coordination.types import JSON, BatchFile
@@ -110,7 +110,7 @@ class Worker:
                 "select * from pipeline.claim(%s, %s, %s, %s, %s, %s, %s)",
                 (self.id, claim_id, limit, self._last_tenant, execution, kind, _list(batches)),
             )
-            leases = [Lease(**row) for row in rows]
+            leases = [made(Lease, row) for row in rows]
         finally:
             self._heartbeat.hold(claim_id, leases)
         if leases:
@@ -119,7 +119,7 @@ class Worker:
 
     def files(self, lease: Lease) -> list[BatchFile]:
         rows = self._db.rows("select * from pipeline.batch_files(%s, %s)", (lease.execution_id, lease.batch))
-        return [BatchFile(**row) for row in rows]
+        return [made(BatchFile, row) for row in rows]
 
     def note_output(self, lease: Lease, sink: str, location: JSON) -> None:
         """Say where this attempt is about to write, so that the reaper can discard it; fenced."""

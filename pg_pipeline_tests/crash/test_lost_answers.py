@@ -201,19 +201,6 @@ def test_lesson_c2_it_is_asked_again_once_and_a_second_failure_is_raised(world: 
     assert submission.submit(world.direct, "orders", files(4), request_key="k").taken == 4
 
 
-def test_lesson_c2_an_error_that_is_not_the_connections_is_never_asked_again(world: World) -> None:
-    asked = []
-
-    def fails(conn: Any) -> None:
-        asked.append(1)
-        conn.execute("select 1 / 0")
-
-    warm(world)
-    with pytest.raises(Exception, match="division by zero"):
-        world.far.write(fails)
-    assert len(asked) == 1
-
-
 def test_lesson_c2_inside_a_callers_transaction_nothing_is_asked_again(world: World, proxy: Proxy) -> None:
     """An injected connection is the caller's: only the caller can say whether its transaction still makes sense."""
     conn = world.far.connect()

@@ -139,22 +139,6 @@ def test_a_beat_under_way_does_not_hand_back_what_was_claimed_since(
     assert one.finish(lease).lease == lease
 
 
-def test_a_lease_that_its_process_never_heard_of_is_handed_back(
-    db: Database, worker: Callable[..., Worker], session: Open
-) -> None:
-    """The claim committed, its answer was lost, and nobody asked again."""
-    send(db, "a")
-    one = worker(heartbeat_interval=0.02)
-    lost = session()
-    lost.id = one.id
-    (lease,) = lost.claim()
-    wait_until(
-        lambda: db.value("select outcome from pipeline.attempt where token = %s", (lease["token"],)) == "released",
-        what="the heartbeat to hand it back",
-    )
-    assert len(one.claim()) == 1
-
-
 def test_stop_worker_waits_for_a_finish_and_leaves_it_its_task(db: Database, session: Open) -> None:
     send(db, "a", "b")
     one, stopper = session().register(), session()

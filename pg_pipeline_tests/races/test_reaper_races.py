@@ -16,15 +16,6 @@ Open = Callable[[], Session]
 EXECUTIONS = 60
 
 
-def test_one_reaper_leads_and_the_other_does_nothing(db: Database, session: Open) -> None:
-    one = session()
-    one.begin()
-    assert one.value("select pipeline.reap()") is not None
-    assert reaper.reap(db).counts == {}
-    one.commit()
-    assert reaper.reap(db).counts != {}
-
-
 def test_taking_back_waits_for_no_execution_so_a_finish_of_two_never_deadlocks_with_it(
     db: Database, submit: Any, session: Open
 ) -> None:

@@ -1,0 +1,285 @@
+"""The guards of the protocol, how to take each out, and the test that must then fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_RACES = "pg_pipeline_tests/races/"
+_CRASH = "pg_pipeline_tests/crash/"
+_CORE = "pg_pipeline_tests/coordination/"
+_LESSONS = "pg_pipeline_tests/lessons/test_lessons.py::"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`cuts` are (file, what stands there, what stands there without the guard)."""
+
+    name: str
+    test: str
+    cuts: tuple[tuple[str, str, str], ...]
+
+
+def _guard(name: str, test: str, *cuts: tuple[str, str, str]) -> Guard:
+    return Guard(name, test, cuts)
+
+
+_FINISH, _SEND, _LETTER = "sql/functions/finish.sql", "sql/functions/send.sql", "sql/functions/dead_letter.sql"
+_BARRIER, _CLAIM, _SUBMIT = "sql/functions/barrier.sql", "sql/functions/claim.sql", "sql/functions/submit.sql"
+_BEAT, _REAP, _SHARED = "sql/functions/worker.sql", "sql/functions/reaper.sql", "sql/functions/_shared.sql"
+_PYTHON = "pg_pipeline/coordination/"
+
+GUARDS = (
+    _guard(
+        "the token in a finish",
+        _RACES + "test_claim_races.py::test_p3_a_finish_that_waited_for_the_thief_is_told_that_it_lost",
+        (_FINISH, "on t.id = g.task and t.token = g.token\n", "on t.id = g.task\n"),
+    ),
+    _guard(
+        "the transaction around publish, result and ack",
+        _CRASH + "test_deaths.py::test_p2_rows_published_but_not_committed_are_never_visible",
+        (
+            _PYTHON + "database.py",
+            "            with conn.transaction():\n                return work(conn)",
+            "            return work(conn)",
+        ),
+    ),
+    _guard(
+        "the transaction around the fan-out",
+        _CRASH + "test_deaths.py::test_lesson_d4_a_submit_of_many_batches_is_there_whole_or_not_at_all",
+        (
+            _PYTHON + "database.py",
+            "            with conn.transaction():\n                return work(conn)",
+            "            return work(conn)",
+        ),
+    ),
+    _guard(
+        "taking back the tasks of workers that are gone, in the claim",
+        _CRASH + "test_deaths.py::test_lesson_a7_the_work_of_a_dead_worker_is_claimable_without_any_restart_or_sweep",
+        (_CLAIM, "    perform pipeline._take_back(v_queue.name, 100);\n", ""),
+    ),
+    _guard(
+        "the stored answer of a finish",
+        _CRASH
+        + "test_deaths.py::test_lesson_a3_after_finish_commits_asking_again_with_the_token_returns_the_stored_result",
+        (_FINISH, "  select case a.outcome when 'fenced' then 'lost' else a.outcome end,\n", "  select 'lost',\n"),
+    ),
+    _guard(
+        "the memory that a zombie came back",
+        _CRASH + "test_zombies.py::test_p3_a_zombie_that_wakes_up_gets_lease_lost_and_is_remembered_as_fenced",
+        (_FINISH, "  update pipeline.attempt set outcome = 'fenced' where token = p_token and outcome = 'lost';\n", ""),
+    ),
+    _guard(
+        "the bound on idling inside a finish",
+        _CRASH + "test_zombies.py::test_p10_a_finish_and_a_submit_that_idle_are_bounded_by_themselves",
+        (_SHARED, "  if v_now = '0' or v_now > p_limit then\n", "  if false then\n"),
+    ),
+    _guard(
+        "expiry that counts from the server's start",
+        _CRASH + "test_postgres.py::test_a_restart_of_postgres_does_not_look_like_dead_workers[kill_backend]",
+        (_SHARED, "  return greatest(v_seen, pg_postmaster_start_time());\n", "  return '-infinity';\n"),
+    ),
+    _guard(
+        "the handing back of attempts that failed",
+        _CORE + "test_finish.py::test_lesson_a2_a_failed_task_is_tried_again_and_its_error_kept",
+        (_FINISH, "  elsif p_retryable and v_task.attempts < v_task.max_attempts then\n", "  elsif false then\n"),
+    ),
+    _guard(
+        "the account of every file of a batch",
+        _CORE + "test_finish.py::test_lesson_a8_every_file_of_a_batch_is_accounted_for",
+        (_FINISH, "where jsonb_array_length(f.value) <> b.files)", "where false)"),
+    ),
+    _guard(
+        "the burial of malformed work",
+        _CORE + "test_claim.py::test_a5_malformed_work_becomes_a_dead_letter_at_once",
+        (_CLAIM, "      perform pipeline._bury(v_task, 'malformed', null, v_bad.flaw);\n", "      null;\n"),
+    ),
+    _guard(
+        "insert or nothing, in a send",
+        _CORE + "test_send.py::test_lesson_b2_a_retry_never_recreates_what_was_consumed_since",
+        (_SEND, "r.queue = p_queue and r.key = e.key\n", "r.queue = p_queue and r.key = e.key and false\n"),
+        (
+            _SEND,
+            "from first_of_key f order by f.key\n    on conflict do nothing",
+            "from first_of_key f order by f.key\n    on conflict (queue, key) do update set task_id = excluded.task_id",
+        ),
+    ),
+    _guard(
+        "receipts before validation",
+        _CORE + "test_send.py::test_lesson_b3_a_stored_entry_is_reported_as_stored_after_a_limit_was_tightened",
+        (_SEND, "from entry e where e.n not in (select n from known)", "from entry e"),
+        (
+            _SEND,
+            "      when k.same then 'duplicate'\n",
+            "      when c.refusal is not null then 'rejected'\n      when k.same then 'duplicate'\n",
+        ),
+    ),
+    _guard(
+        "readers that leave alone what they don't know",
+        _LESSONS + "test_lesson_b4_the_previous_release_works_on_a_schema_that_has_more",
+        (_PYTHON + "worker.py", "made(Lease, row)", "Lease(**row)"),
+    ),
+    _guard(
+        "asking once more on a dead reused connection",
+        _CRASH + "test_lost_answers.py::test_lesson_c2_a_reused_connection_that_died_is_asked_again_by_itself[finish]",
+        (_PYTHON + "database.py", "if not (reused and conn.broken):", "if True:"),
+    ),
+    _guard(
+        "asking only once more",
+        _CRASH + "test_lost_answers.py::test_lesson_c2_it_is_asked_again_once_and_a_second_failure_is_raised",
+        (
+            _PYTHON + "database.py",
+            "with self._borrow(fresh=True) as (conn, _):\n            try:\n                return work(conn)\n",
+            "with self._borrow(fresh=True) as (conn, _):\n            try:\n                return work(conn)\n"
+            "            except psycopg.OperationalError:\n                return self._once_more(work)\n",
+        ),
+    ),
+    _guard(
+        "the error that a stopping worker swallows",
+        _CRASH + "test_deaths.py::test_lesson_c3_a_worker_that_can_not_say_good_bye_costs_only_the_lease_time",
+        (
+            _PYTHON + "worker.py",
+            'suppress(psycopg.Error, PgPipelineError):\n            self._db.rows("select pipeline.stop_worker',
+            'suppress(KeyError):\n            self._db.rows("select pipeline.stop_worker',
+        ),
+    ),
+    _guard(
+        "the heartbeat",
+        _LESSONS + "test_lesson_c4_a_task_that_takes_longer_than_its_lease_is_not_redelivered",
+        (_PYTHON + "heartbeat.py", "                relock = not self._beat(relock)\n", ""),
+    ),
+    _guard(
+        "the look at the execution under its lock",
+        _RACES + "test_barrier_races.py::test_a_finish_that_waited_for_a_cancel_shows_nothing",
+        (_FINISH, "  if v_ended is not null then\n", "  if false then\n"),
+    ),
+    _guard(
+        "the history of live executions",
+        _LESSONS + "test_lesson_c5_what_retention_forgets_does_not_run_again",
+        (
+            _REAP,
+            "x where x.id = a.execution_id and x.state in ('open', 'sealed'))\n      and not exists",
+            "x where false)\n      and not exists",
+        ),
+    ),
+    _guard(
+        "the outbox rows of an early end",
+        _CORE + "test_barrier.py::test_c7_cancel_and_deadline_tell_the_world_once",
+        (_BARRIER, "  perform pipeline._tell(p_execution_id, p_state, jsonb_build_object('reason', p_reason));\n", ""),
+    ),
+    _guard(
+        "the barrier's decrement under the execution's lock",
+        _RACES + "test_barrier_races.py::test_lesson_c8_batches_that_settle_at_the_same_moment_fire_one_callback",
+        (_FINISH, "    order by x.id for update\n  );\n", "    order by x.id\n  );\n"),
+        (
+            _FINISH,
+            "    settled = x.settled + s.batches,\n",
+            "    settled = (select e.settled from pipeline.execution e where e.id = x.id) + s.batches,\n",
+        ),
+    ),
+    _guard(
+        "the generation in a finish",
+        _RACES + "test_barrier_races.py::test_p3_a_batch_of_the_generation_before_can_not_finish_into_the_next",
+        (_FINISH, "x.state in ('open', 'sealed') and x.generation = t.generation\n", "x.state in ('open', 'sealed')\n"),
+    ),
+    _guard(
+        "the callback made with barrier zero",
+        _CRASH + "test_deaths.py::test_lesson_d3_there_is_nothing_between_barrier_zero_and_the_callback",
+        (_FINISH, "    if pipeline._barrier_reached(v_id) then\n", "    if false then\n"),
+    ),
+    _guard(
+        "the constraints on numbers",
+        _CORE + "test_barrier.py::test_d7_negative_counts_are_refused_by_the_tables",
+        (
+            "sql/migrations/0002_core.sql",
+            "  settled             int not null default 0 check (settled >= 0),\n",
+            "  settled             int not null default 0,\n",
+        ),
+        (
+            "sql/migrations/0002_core.sql",
+            "(expected - settled) stored check (remaining >= 0)",
+            "(expected - settled) stored",
+        ),
+        (
+            "sql/migrations/0002_core.sql",
+            "  expected            int not null default 0 check (expected >= 0),\n",
+            "  expected            int not null default 0,\n",
+        ),
+    ),
+    _guard(
+        "the tenant and priority of a callback",
+        _CORE + "test_barrier.py::test_d8_the_callback_carries_the_tenant_and_the_priority",
+        (
+            _BARRIER,
+            "'callback', v_execution.priority, v_execution.tenant),\n",
+            "'callback', 0::smallint, ''),\n",
+        ),
+    ),
+    _guard(
+        "a run that is red when a test did not run",
+        _LESSONS + "test_lesson_d10_a_test_that_did_not_run_is_a_failure",
+        (
+            "pg_pipeline_tests/not_run.py",
+            "        session.exitstatus = pytest.ExitCode.TESTS_FAILED\n",
+            "        pass\n",
+        ),
+    ),
+    _guard(
+        "the row lock of a replay",
+        _RACES + "test_dead_letter_races.py::test_lesson_e1_the_second_replay_is_seen_waiting_and_then_finds_no_letter",
+        (
+            _LETTER,
+            "where id = p_letter and resolution is null for update;",
+            "where id = p_letter and resolution is null;",
+        ),
+    ),
+    _guard(
+        "skip locked in a replay of many",
+        _RACES + "test_dead_letter_races.py::test_lesson_e2_replay_all_passes_over_what_a_replay_holds",
+        (_LETTER, "    limit p_limit for update skip locked\n", "    limit p_limit for update\n"),
+    ),
+    _guard(
+        "the whole task in a dead letter",
+        _CORE + "test_dead_letters.py::test_lesson_e3_a_letter_keeps_the_whole_task_its_error_and_its_history",
+        (_LETTER, "p_task.key, p_task.payload,\n", "p_task.key, null,\n"),
+    ),
+    _guard(
+        "skip locked in a claim",
+        _RACES + "test_claim_races.py::test_p3_a_finish_that_holds_its_task_can_not_be_robbed",
+        (_CLAIM, "    limit p_limit for update of t skip locked\n", "    limit p_limit\n"),
+    ),
+    _guard(
+        "the beat that waits for no task",
+        _RACES + "test_claim_races.py::test_a_finish_that_holds_its_task_does_not_stall_the_heartbeat",
+        (_BEAT, "    order by t.id for update skip locked\n", "    order by t.id for update\n"),
+    ),
+    _guard(
+        "the beat that knows when it was made",
+        _RACES + "test_claim_races.py::test_a_beat_under_way_does_not_hand_back_what_was_claimed_since",
+        (_BEAT, " and t.claimed_at < p_listed_after\n", "\n"),
+    ),
+    _guard(
+        "the ledger's key order",
+        _RACES + "test_submit_races.py::test_p2_overlapping_submits_in_opposite_order_don_t_deadlock_and_share_nothing",
+        (_SUBMIT, "path, version from cut order by key\n", "path, version from cut order by n\n"),
+    ),
+    _guard(
+        "the ledger's lock around chunks",
+        _RACES + "test_submit_races.py::test_p2_chunked_submits_against_small_ones",
+        (_PYTHON + "submission.py", "    if second is not None:\n", "    if False:\n"),
+    ),
+    _guard(
+        "the lanes' order in a send",
+        _RACES + "test_submit_races.py::test_sends_for_new_tenants_in_opposite_order_don_t_deadlock",
+        (_SEND, "from placed order by 1, 2, 3, 4) d\n", "from placed order by md5(p_entries::text || tenant)) d\n"),
+    ),
+    _guard(
+        "the output that is discarded only after its attempt has ended",
+        _CRASH + "test_deaths.py::test_p3_the_output_of_an_attempt_is_discarded_only_after_a_transaction_ended_it",
+        (
+            _REAP,
+            "  from pipeline.attempt_output o join pipeline.attempt a on a.token = o.token\n  left join",
+            "  from pipeline.attempt_output o left join pipeline.attempt a on a.token = o.token\n  left join",
+        ),
+        (_REAP, "  where a.outcome <> 'committed'\n", "  where a.outcome is distinct from 'committed'\n"),
+    ),
+)
