@@ -18,15 +18,20 @@ from pg_pipeline.settings import Settings
 
 DATABASE = "dagster"
 VARIABLE = "DAGSTER_HOME"
+PASSWORD = "DAGSTER_POSTGRES_PASSWORD"  # noqa: S105 - the variable's name
 
 
 def dagster_home(settings: Settings) -> Path:
-    """The user's DAGSTER_HOME as it is, or one of ours with a dagster.yaml for this Postgres."""
+    """The user's DAGSTER_HOME as it is, or one of ours with a dagster.yaml for this Postgres, whose password the
+    environment then holds."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser()
     dsn = ensure_running(settings)
     _ensure_database(dsn, settings)
+    password = conninfo_to_dict(dsn).get("password")
+    if password:
+        os.environ[PASSWORD] = str(password)
     home = Path(os.path.abspath(settings.state_dir.expanduser())) / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     _write(home / "dagster.yaml", yaml.safe_dump(instance_config(database_dsn(dsn, DATABASE)), sort_keys=False))
@@ -60,7 +65,8 @@ def _storage(dsn: str) -> dict[str, Any]:
     storage: dict[str, Any] = {
         "scheme": "postgresql+psycopg2",
         "username": parts.get("user", os.environ.get("USER", "postgres")),
-        "password": parts.get("password", ""),
+        # By name: Dagster hands this configuration to its processes on their command lines.
+        "password": {"env": PASSWORD} if parts.get("password") else "",
         "hostname": "" if socket else host,
         "port": int(parts.get("port", "5432")),
         "db_name": parts["dbname"],
@@ -84,7 +90,7 @@ def _ensure_database(dsn: str, settings: Settings) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, and only when it changes; it may hold a password."""
+    """Whole or not at all, and only when it changes."""
     if path.exists() and path.read_text() == text:
         return
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=".dagster-")
