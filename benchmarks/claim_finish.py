@@ -77,27 +77,35 @@ def fill(conn: psycopg.Connection[Any], way: str, count: int, executions: int) -
     conn.execute("vacuum analyze pipeline.task, pipeline.batch, pipeline.execution, pipeline.attempt")
 
 
-def work(dsn: str, way: str, n: int, done: Callable[[int], bool]) -> None:
+def ours(dsn: str, n: int, done: Callable[[int, float], bool]) -> None:
+    """Claims and finishes batches until `done`, which is told how many and how long the claim took."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = uuid4()
-        if way == "ours":
-            conn.execute("select pipeline.register_worker(%s, 'default', 'bench', null, '{batch}')", (worker,))
+        conn.execute("select pipeline.register_worker(%s, 'default', 'bench')", (worker,))
         while True:
-            if way == "limit":
-                rows = conn.execute(PEERS["limit"].encode(), {"n": n}).fetchall()
-            elif way == "lease":
-                rows = conn.execute(PEERS["lease"].encode(), {"n": n, "worker": str(worker)}).fetchall()
-                if rows:
-                    conn.execute(PEERS["ack"].encode(), {"ids": [row[0] for row in rows]})
-            else:
-                claim = "select task_id, token from pipeline.claim(%s, %s, %s)"
-                rows = conn.execute(claim, (worker, uuid4(), n)).fetchall()
-                if rows:
-                    ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
-                    results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)
-                    conn.execute("select 1 from pipeline.finish(%s, %s, %s::jsonb[])", (ids, tokens, results))
-                    conn.execute("select pipeline.beat(%s, '{}', '{}')", (worker,))
-            if done(len(rows)):
+            began = time.perf_counter()
+            claim = "select task_id, token from pipeline.claim(%s, %s, %s)"
+            rows = conn.execute(claim, (worker, uuid4(), n)).fetchall()
+            claimed = time.perf_counter()
+            if rows:
+                ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
+                results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)
+                conn.execute("select 1 from pipeline.finish(%s, %s, %s::jsonb[])", (ids, tokens, results))
+            conn.execute("select pipeline.beat(%s, '{}', '{}')", (worker,))
+            if done(len(rows), claimed - began):
+                return
+
+
+def peer(dsn: str, way: str, n: int, done: Callable[[int, float], bool]) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        worker = str(uuid4())
+        while True:
+            began = time.perf_counter()
+            rows = conn.execute(PEERS[way].encode(), {"n": n, "worker": worker}).fetchall()
+            claimed = time.perf_counter()
+            if way == "lease" and rows:
+                conn.execute(PEERS["ack"].encode(), {"ids": [row[0] for row in rows]})
+            if done(len(rows), claimed - began):
                 return
 
 
@@ -107,12 +115,13 @@ def rate(dsn: str, way: str, n: int, workers: int, count: int) -> float:
     left = [count]
     lock = threading.Lock()
 
-    def done(rows: int) -> bool:
+    def done(rows: int, _: float) -> bool:
         with lock:
             left[0] -= rows
             return left[0] <= 0 or rows == 0
 
-    threads = [threading.Thread(target=work, args=(dsn, way, n, done)) for _ in range(workers)]
+    arguments = (ours, (dsn, n, done)) if way == "ours" else (peer, (dsn, way, n, done))
+    threads = [threading.Thread(target=arguments[0], args=arguments[1]) for _ in range(workers)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()

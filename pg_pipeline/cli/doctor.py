@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pg_pipeline import __version__
-from pg_pipeline.cli.output import EXIT_PROBLEMS, console
+from pg_pipeline.cli import shapes
+from pg_pipeline.cli.output import EXIT_PROBLEMS, AsJson, console, emit
 from pg_pipeline.coordination import migrations
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.embedded.java import ensure_java, java_version
@@ -38,10 +40,15 @@ class Finding:
     fix: str = ""
 
 
-def doctor() -> None:
-    """Check Postgres, Java, Spark, versions, rights and folders; exit 3 where something needs mending."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check Postgres, Java, Spark, versions, rights, folders and clocks; exit 3 where something needs mending."""
     settings = get_settings()
     findings = [finding for check in CHECKS for finding in _run(check, settings)]
+    if as_json:
+        emit([{name: getattr(finding, name) for name in shapes.FINDING} for finding in findings])
+        if any(finding.fix for finding in findings):
+            raise typer.Exit(EXIT_PROBLEMS)
+        return
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark = Text("problem", style="bold red") if finding.fix else Text("ok", style="green")
@@ -115,12 +122,19 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
     assert server is not None
     where = "yours, from PG_PIPELINE_DSN" if settings.dsn else f"embedded, at {embedded_server(settings).socket_dir}"
     yield Finding("Postgres", f"{server.version} ({where}), as {server.login}")
+    apart = abs((datetime.now(UTC) - server.clock).total_seconds())
+    yield Finding(
+        "Clock",
+        f"{apart:.1f} s from Postgres's",
+        "set this machine's clock: every time that matters is Postgres's, but logs would mislead" if apart > 5 else "",
+    )
     durable = server.fsync and server.synchronous_commit
     yield Finding(
         "Durability",
         f"fsync {_on(server.fsync)}, synchronous_commit {_on(server.synchronous_commit)}",
         "" if durable else "turn both on: without them a crash of Postgres loses committed work",
     )
+    yield _dagster_storage(server.dagster_database, server.may_create_databases)
     state = migrations.check(dsn, timeout=settings.connect_timeout)
     may_migrate = server.may_create_roles and server.may_create_schemas
     yield Finding(
@@ -132,6 +146,24 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
         "Schema",
         "current" if state.current else f"missing {', '.join(state.pending)}",
         "" if state.current else "pg-pipeline migrate",
+    )
+
+
+def _dagster_storage(exists: bool, may_create: bool) -> Finding:
+    """One's own DAGSTER_HOME, or a database beside ours, made on first use."""
+    home = os.environ.get("DAGSTER_HOME")
+    if home:
+        lacking = not (Path(home).expanduser() / "dagster.yaml").is_file()
+        fix = "put a dagster.yaml there, or unset DAGSTER_HOME to keep its runs in Postgres" if lacking else ""
+        return Finding("Dagster storage", f"yours, {home}{', without a dagster.yaml' if lacking else ''}", fix)
+    if exists:
+        return Finding("Dagster storage", "the database dagster of this server")
+    if may_create:
+        return Finding("Dagster storage", "the database dagster, which is made on first use")
+    return Finding(
+        "Dagster storage",
+        "there is no database dagster, and this login may not create it",
+        "create the database dagster on this server, or set DAGSTER_HOME to an instance of your own",
     )
 
 

@@ -143,6 +143,8 @@ STATUS = {
 REPLAYED = {"replayed": "numbers of the letters that are back", "refused": "those that are not: dead_letter, why"}
 REAPED = {"leader": "false while another process leads: nothing was done then", "counts": "what each chore did"}
 
+FINDING = {"name": "what was looked at", "found": "what was found", "fix": "how to mend it; empty where all is well"}
+
 # What each command that reads, or answers, gives: (an array of them, the shape).
 BY_COMMAND = {
     "submit": (False, SUBMISSION),
@@ -161,6 +163,7 @@ BY_COMMAND = {
     "quarantine replay": (True, RERUN),
     "queue list": (True, QUEUE),
     "reap": (False, REAPED),
+    "doctor": (True, FINDING),
 }
 # Parts of `status`.
 PARTS = {"status: workers": WORKER, "status: leases": LEASE}

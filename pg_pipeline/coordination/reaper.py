@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,19 +28,23 @@ class Reaped:
         return sum(self.counts.values())
 
 
-def reap(db: Database, discard: Discard | None = None, *, limit: int = 1000) -> Reaped:
-    """One small step over every chore. `discard` is given outputs whose attempt has ended without a commit."""
+def reap(
+    db: Database, discard: Discard | None = None, *, pipelines: Collection[str] | None = None, limit: int = 1000
+) -> Reaped:
+    """One small step over every chore. `discard` is given outputs whose attempt has ended without a commit, of the
+    `pipelines` whose sinks it knows; those of others wait for whoever does."""
     counts: dict[str, int] | None = db.value("select pipeline.reap(%s)", (limit,))
     if counts is None:
         return Reaped()
     if discard is not None:
-        counts["outputs_discarded"] = _discard_orphans(db, discard)
+        counts["outputs_discarded"] = _discard_orphans(db, discard, pipelines)
     return Reaped(counts)
 
 
-def _discard_orphans(db: Database, discard: Discard) -> int:
+def _discard_orphans(db: Database, discard: Discard, pipelines: Collection[str] | None) -> int:
     done = 0
-    for row in db.rows("select * from pipeline.orphaned_outputs()"):
+    known = None if pipelines is None else sorted(pipelines)
+    for row in db.rows("select * from pipeline.orphaned_outputs(100, %s)", (known,)):
         attempt = AttemptRef(row["pipeline"], row["execution"], row["generation"], row["batch"], row["token"])
         try:
             discard(row["sink"], attempt, row["location"])

@@ -10,7 +10,7 @@ from pg_pipeline.coordination import partitions
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.reaper import reap
-from pg_pipeline.coordination.types import JSON, AttemptRef
+from pg_pipeline.coordination.types import AttemptRef
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
 from pg_pipeline.sensors.runs import report_lost_runs
@@ -32,7 +32,7 @@ def reaper_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: int
         db, instance = coordination.db, context.instance
         lost = report_lost_runs(instance, db, name)
         told = report_late(instance, db, known)
-        reaped = reap(db, lambda _sink, attempt, location: discard(db, known, attempt, location))
+        reaped = reap(db, lambda _sink, attempt, _location: discard(db, known, attempt), pipelines=known)
         removed = sum(remove_old_partitions(instance, db, pipeline) for pipeline in pipelines)
         return dg.SkipReason(
             f"{len(lost)} dead runs, {told} late reports, {reaped.total} rows reaped, {removed} old partitions removed."
@@ -56,12 +56,10 @@ def report_late(instance: dg.DagsterInstance, db: Database, pipelines: Mapping[s
     return told
 
 
-def discard(db: Database, pipelines: Mapping[str, FilePipeline], attempt: AttemptRef, _location: JSON) -> None:
-    """What an ended attempt left behind; an unknown pipeline's is left to whoever knows its sink."""
-    pipeline = pipelines.get(attempt.pipeline)
-    if pipeline is not None:
-        with connect(db.dsn) as conn:
-            pipeline.sink.discard(conn, attempt)
+def discard(db: Database, pipelines: Mapping[str, FilePipeline], attempt: AttemptRef) -> None:
+    """Remove what an ended attempt left behind."""
+    with connect(db.dsn) as conn:
+        pipelines[attempt.pipeline].sink.discard(conn, attempt)
 
 
 def remove_old_partitions(instance: dg.DagsterInstance, db: Database, pipeline: FilePipeline) -> int:

@@ -1,5 +1,6 @@
 """The command line as a person meets it: a real process, its output and its exit code."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pg_pipeline
+from pg_pipeline.cli import shapes
 from pg_pipeline.cli.main import COMMANDS
 from pg_pipeline_tests.helpers import ChildProcess
 
@@ -57,9 +59,31 @@ def test_migrate_and_its_check(run: Run, empty_dsn: str) -> None:
 def test_doctor_finds_nothing_wrong_with_a_good_set_up(run: Run, dsn: str) -> None:
     shown = run("doctor", PG_PIPELINE_DSN=dsn)
     assert shown.process.returncode == 0, shown.stdout
-    for thing in ("Python", "pyspark", "Data folder", "Postgres", "Durability", "Schema", "Java", "Spark"):
+    for thing in (
+        "Python",
+        "pyspark",
+        "Data folder",
+        "Postgres",
+        "Clock",
+        "Durability",
+        "Dagster storage",
+        "Schema",
+        "Java",
+        "Spark",
+    ):
         assert re.search(rf"^ok +{thing} ", shown.stdout, re.MULTILINE)
     assert "0 problems found." in shown.stdout
+
+
+def test_doctor_answers_in_json(run: Run, dsn: str) -> None:
+    shown = run("doctor", "--json", PG_PIPELINE_DSN=dsn, PG_PIPELINE_DNS="typo", DAGSTER_HOME="/nowhere")
+    assert shown.process.returncode == 3
+    findings = json.loads(shown.stdout)
+    assert {tuple(one) for one in findings} == {tuple(shapes.FINDING)}
+    assert [one["found"] for one in findings if one["fix"]] == [
+        "PG_PIPELINE_DNS is set and means nothing",
+        "yours, /nowhere, without a dagster.yaml",
+    ]
 
 
 def test_doctor_says_how_to_mend_each_problem_and_exits_with_3(run: Run, empty_dsn: str, tmp_path: Path) -> None:

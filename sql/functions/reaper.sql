@@ -118,7 +118,8 @@ $$;
 
 -- Outputs whose attempt a transaction has ended without a commit: nothing will ever show them.
 -- Expiry alone is no reason; only an ended attempt is.
-create or replace function pipeline.orphaned_outputs(p_limit int default 100)
+-- p_pipelines: only theirs, since only their code knows their sinks.
+create or replace function pipeline.orphaned_outputs(p_limit int default 100, p_pipelines text[] default null)
 returns table (token uuid, sink text, location jsonb, pipeline text, execution text, generation int, batch int)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -126,7 +127,7 @@ begin atomic
   select o.token, o.sink, o.location, x.pipeline, x.key, a.generation, a.batch
   from pipeline.attempt_output o join pipeline.attempt a on a.token = o.token
   left join pipeline.execution x on x.id = a.execution_id
-  where a.outcome <> 'committed'
+  where a.outcome <> 'committed' and (p_pipelines is null or x.pipeline = any (p_pipelines))
   order by o.created_at limit p_limit;
 end;
 
