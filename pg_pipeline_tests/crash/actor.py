@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ import psycopg
 from pg_pipeline.coordination import dead_letters, executions, partitions, reaper, submission
 from pg_pipeline.coordination.database import Database, dumps
 from pg_pipeline.coordination.lease import CallbackResult, Lease
+from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost
 from pg_pipeline_tests.coordination.conftest import files
@@ -103,6 +105,17 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
             return executions.cancel(db, given["execution"], "test", request_id=request_id)
         case "rerun":
             return executions.rerun(db, given["execution"], request_id=request_id)
+        case "finish_and_claim":
+            with Worker(db, heartbeat_interval=0.05) as worker:
+                leases = worker.claim()
+                while leases:
+                    _, leases = worker.finish_and_claim(leases[0])
+            return None
+        case "mend":
+            return executions.replace_file(db, given["execution"], FileVersion(given["path"], "2", 99))
+        case "prune":
+            executions.prune_ledger(db, "orders", datetime.now(UTC) - timedelta(days=365))
+            return None
         case "reap":
             return reaper.reap(db, lambda _sink, attempt, _location: note_discarded(db, attempt.token)).counts
         case "deliver":

@@ -179,6 +179,42 @@ def controlled(db: Database) -> None:
     assert db.value("select queue from pipeline.pipeline where name = 'other'") == "other"
 
 
+def sent(db: Database, _url: str) -> Given:
+    submission.send(db, "default", ENTRIES)
+    return {}
+
+
+def set_aside(db: Database, url: str) -> Given:
+    """A finished execution with a file in quarantine."""
+    given = finished(db, url)
+    db.rows(
+        "update pipeline.file set state = 'quarantined', reason = 'corrupt' where batch = 0 and ordinal = 0 returning 1"
+    )
+    db.rows("update pipeline.batch set quarantined = 1 where number = 0 returning 1")
+    return {"execution": given["execution"], "path": files(1)[0].path}
+
+
+def mended(db: Database) -> None:
+    assert db.rows("select version, size::int from pipeline.file where state = 'quarantined'") == [
+        {"version": "2", "size": 99}
+    ]
+    assert executions.audit(db) == []
+
+
+def aged(db: Database, url: str) -> Given:
+    """A finished execution whose files are all old."""
+    finished(db, url)
+    db.rows("update pipeline.file set modified_at = now() - interval '9 years' returning 1")
+    db.rows("update pipeline.execution set ended_at = now() - interval '9 years' returning 1")
+    return {}
+
+
+def pruned(db: Database) -> None:
+    for table in ("execution", "batch", "file", "attempt"):
+        assert db.rows(f"select * from pipeline.{table}") == []
+    assert executions.audit(db) == []
+
+
 ENTRIES = [{"key": key, "kind": "job"} for key in "abc"]
 
 STORIES = (
@@ -210,6 +246,7 @@ STORIES = (
         ),
         ready,
     ),
+    Story("finish_and_claim", around("finish_and_claim"), sent, check=three_tasks),
     # The same points once more, in the callback: the fourth of four tasks.
     Story(
         "drain",
@@ -223,6 +260,8 @@ STORIES = (
     Story("discard", around("discard"), dead, same("discard"), discarded),
     Story("cancel", around("cancel"), running, same("cancel"), cancelled),
     Story("rerun", around("rerun"), finished, same("rerun"), second_generation),
+    Story("mend", around("replace_file"), set_aside, same("mend"), mended),
+    Story("prune", around("prune_ledger"), aged, same("prune"), pruned),
     Story("reap", (*around("reap", "forget_output"), "reaper.after_discard"), orphaned, check=reaped),
     Story("deliver", (*around("claim_outbox", "settle_outbox"), "outbox.after_send"), notified, check=delivered),
     Story(
