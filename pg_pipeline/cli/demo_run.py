@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 from psycopg import sql
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -28,6 +29,8 @@ from pg_pipeline.errors import PgPipelineError
 from pg_pipeline.pipelines.orders import orders
 from pg_pipeline.resources import CoordinationResource
 from pg_pipeline.resources.instance import VARIABLE, dagster_home
+from pg_pipeline.sensors.reaper import report_late
+from pg_pipeline.sensors.runs import report_lost_runs
 from pg_pipeline.settings import get_settings
 
 MODULE = "pg_pipeline.definitions"
@@ -145,7 +148,7 @@ class _Demo:
         violations = executions.audit(self.db, execution)
         doubled, found = self._count(execution)
         lost_attempts = sum(a["outcome"] in ("lost", "fenced") for a in attempts)
-        _report_dead_runs(self._home, self.db)
+        _catch_up(self._home, self.db)
         table = Table(show_header=False, box=None, pad_edge=False)
         missing = self._planted.rows - found
         for name, value in (
@@ -219,15 +222,12 @@ class _Demo:
                     process.kill()
 
 
-def _report_dead_runs(home: Path, db: Database) -> None:
-    """What the reaper sensor does in `up`: the killed run shows as failed."""
-    import dagster as dg
-
-    from pg_pipeline.sensors.runs import report_lost_runs
-
-    os.environ.setdefault(VARIABLE, str(home))
-    with dg.DagsterInstance.get() as instance:
+def _catch_up(home: Path, db: Database) -> None:
+    """What the reaper sensor does in `up`: the killed run shows as failed, and what it committed and did not tell is
+    told."""
+    with dg.DagsterInstance.from_config(str(home)) as instance:
         report_lost_runs(instance, db, "pg_pipeline")
+        report_late(instance, db, {orders.name: orders})
 
 
 class _Bar:
