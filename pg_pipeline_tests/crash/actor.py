@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -105,17 +105,6 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
             return executions.cancel(db, given["execution"], "test", request_id=request_id)
         case "rerun":
             return executions.rerun(db, given["execution"], request_id=request_id)
-        case "finish_and_claim":
-            with Worker(db, heartbeat_interval=0.05) as worker:
-                leases = worker.claim()
-                while leases:
-                    _, leases = worker.finish_and_claim(leases[0])
-            return None
-        case "mend":
-            return executions.replace_file(db, given["execution"], FileVersion(given["path"], "2", 99))
-        case "prune":
-            executions.prune_ledger(db, "orders", datetime.now(UTC) - timedelta(days=365))
-            return None
         case "reap":
             return reaper.reap(db, lambda _sink, attempt, _location: note_discarded(db, attempt.token)).counts
         case "deliver":
@@ -128,6 +117,16 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
             for summary in partitions.unreported_summaries(db, ["orders"]):
                 partitions.mark_summary_reported(db, partitions.execution(db, summary))
             return len(batches)
+        case "chain":
+            with Worker(db, heartbeat_interval=0.05) as worker:
+                leases = worker.claim()
+                while leases:
+                    _, leases = worker.finish_and_claim(leases[0])
+            return None
+        case "replace":
+            return executions.replace_file(db, given["execution"], FileVersion(given["path"], "2", 20))
+        case "prune":
+            return executions.prune_ledger(db, "orders", datetime.fromisoformat(given["horizon"]))
         case "control":
             submission.configure_queue(db, "other", lease="7 s")
             submission.register_pipeline(db, "other", queue="other")
