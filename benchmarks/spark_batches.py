@@ -43,7 +43,7 @@ JDBC = Path(os.environ.get("JDBC_JAR", "/usr/share/java/postgresql.jar"))
 
 def generate(folder: Path, files: int, rows: int) -> list[BatchFile]:
     folder.mkdir(parents=True, exist_ok=True)
-    dice = random.Random(7)  # noqa: S311
+    dice = random.Random(7)
     listed = []
     for number in range(files):
         path = folder / f"{number:05}.json"
@@ -168,13 +168,13 @@ def rounds(ways: dict[str, Callable[[], None]], count: int) -> dict[str, float]:
             ways[name]()
             if number:
                 times[name].append(time.perf_counter() - start)
-                print(f"  round {number}: {name} {times[name][-1]:.2f} s", flush=True)  # noqa: T201
+                print(f"  round {number}: {name} {times[name][-1]:.2f} s", flush=True)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def compare(title: str, medians: dict[str, float], base: str) -> dict[str, Any]:
     ratios = {name: round(seconds / medians[base], 2) for name, seconds in medians.items()}
-    print(f"{title}: " + ", ".join(f"{name} {ratio}x" for name, ratio in ratios.items()), flush=True)  # noqa: T201
+    print(f"{title}: " + ", ".join(f"{name} {ratio}x" for name, ratio in ratios.items()), flush=True)
     return {"seconds": {name: round(seconds, 2) for name, seconds in medians.items()}, "ratio_to_" + base: ratios}
 
 
@@ -219,7 +219,7 @@ def main() -> None:
                 "ours, staged": lambda: _staged(bench, df),
             }
             if not JDBC.exists():
-                print(f"no JDBC driver at {JDBC}: not compared")  # noqa: T201
+                print(f"no JDBC driver at {JDBC}: not compared")
             else:
                 bench.open_tcp()
                 ways["jdbc"] = lambda: bench.jdbc(df)
