@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -142,9 +143,7 @@ class SparkRead:
             found = self.observation.get
         except Py4JJavaError:  # a plan that Spark could answer without reading a row
             return None
-        if not found or found["evaluations"] != len(found["partitions"] or []):
-            return None
-        return Tally(*(self._by_path(found[name]) for name in ("rows", "bad", "drifted", "rescued")))
+        return trusted(found, self.hashes)
 
     def count(self) -> Tally:
         """The counts by a job of their own, where the first could not tell."""
@@ -159,11 +158,8 @@ class SparkRead:
                 into[self.hashes[value]] = number
         return Tally(*maps)
 
-    def _by_path(self, histogram: Any) -> dict[str, int]:
-        return {self.hashes[int(row["x"])]: int(row["y"]) for row in histogram or []}
-
     def _observed(self, rows: DataFrame) -> DataFrame:
-        """Counts per file as rows pass: a histogram with a bin for each file is exact."""
+        """Counts per file as rows pass: in a histogram with a bin for each file, only equal ones are merged."""
         from pyspark.sql import functions as f
 
         bins = f.lit(len(self.files) + 2)
@@ -179,6 +175,7 @@ class SparkRead:
             histogram("bad", f.when(f.col(BAD), f.col(HASH))),
             histogram("drifted", f.when(f.col(DRIFTED), f.col(HASH))),
             histogram("rescued", f.when(f.col(RESCUED), f.col(HASH))),
+            f.array(f.count("*"), f.count_if(BAD), f.count_if(DRIFTED), f.count_if(RESCUED)).alias("totals"),
             f.count_if("_first").alias("evaluations"),
             f.collect_set(f.when(f.col("_first"), f.col("_partition"))).alias("partitions"),
         )
@@ -303,6 +300,25 @@ class SparkRead:
         name = self.recipe.rescued_column
         saved = f.col(_quoted(name)).isNotNull() & ~f.col(BAD) if name in rows.columns else f.lit(False)
         return rows.withColumn(RESCUED, saved)
+
+
+def trusted(observed: Mapping[str, Any], hashes: Mapping[int, str]) -> Tally | None:
+    """The counts as Spark observed them; None when a part was read twice, or when they do not add up."""
+    if not observed or observed["evaluations"] != len(observed["partitions"] or []):
+        return None
+    counts = [_by_path(observed[name], hashes) for name in ("rows", "bad", "drifted", "rescued")]
+    totals = [sum(count.values()) for count in counts]
+    return Tally(*counts) if totals == list(observed["totals"]) else None
+
+
+def _by_path(histogram: Any, hashes: Mapping[int, str]) -> Counter[str]:
+    """Merged bins keep their counts; their places have rounding errors, and one file may have several."""
+    counts: Counter[str] = Counter()
+    for row in histogram or []:
+        path = hashes.get(round(row["x"]))
+        if path is not None:
+            counts[path] += round(row["y"])
+    return counts
 
 
 def verdict(file: BatchFile, tally: Tally, recipe: Recipe) -> FileReport:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ import psycopg
 from pg_pipeline.coordination import dead_letters, executions, partitions, reaper, submission
 from pg_pipeline.coordination.database import Database, dumps
 from pg_pipeline.coordination.lease import CallbackResult, Lease
+from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost
 from pg_pipeline_tests.coordination.conftest import files
@@ -115,6 +117,16 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
             for summary in partitions.unreported_summaries(db, ["orders"]):
                 partitions.mark_summary_reported(db, partitions.execution(db, summary))
             return len(batches)
+        case "chain":
+            with Worker(db, heartbeat_interval=0.05) as worker:
+                leases = worker.claim()
+                while leases:
+                    _, leases = worker.finish_and_claim(leases[0])
+            return None
+        case "replace":
+            return executions.replace_file(db, given["execution"], FileVersion(given["path"], "2", 20))
+        case "prune":
+            return executions.prune_ledger(db, "orders", datetime.fromisoformat(given["horizon"]))
         case "control":
             submission.configure_queue(db, "other", lease="7 s")
             submission.register_pipeline(db, "other", queue="other")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from pg_pipeline_tests.crash.recovery import go_on, paths, whole
 from pg_pipeline_tests.helpers import PROJECT
 
 Given = dict[str, Any]
+ENTRIES = [{"key": key, "kind": "job"} for key in "abc"]
 # Called inside a transaction or on the heartbeat's connection, where named points stand around them.
 INSIDE = {"open_execution", "add_files", "lock_ledger", "lock_leases", "finish", "beat", "register_worker"}
 # They change nothing, and are volatile only because they look at the clock.
@@ -113,6 +115,28 @@ def notified(db: Database, url: str) -> Given:
     return {}
 
 
+def sent(db: Database, _url: str) -> Given:
+    actor.act(db, "send", {"entries": ENTRIES})
+    return {}
+
+
+def quarantined(db: Database, _url: str) -> Given:
+    execution = submission.submit(db, "orders", files(2), request_key="k").execution
+    with actor.Worker(db) as worker:
+        (lease,) = worker.claim()
+        worker.finish(lease, {"quarantined": [{"ordinal": 0, "reason": "corrupt"}]})
+    actor.drain(db)
+    return {"execution": execution, "path": files(1)[0].path}
+
+
+def aged(db: Database, _url: str) -> Given:
+    """Files of long ago, all of them done."""
+    old = [replace(file, modified_at=datetime(2001, 1, 1, tzinfo=UTC)) for file in files(6)]
+    submission.submit(db, "orders", old, request_key="k")
+    actor.drain(db)
+    return {"horizon": db.value("select now()").isoformat()}
+
+
 def same(verb: str) -> Callable[[Database, Given], None]:
     """The same request gets the first answer, however often it is asked."""
 
@@ -167,6 +191,23 @@ def reported(db: Database) -> None:
     whole(db)
 
 
+def replaced(db: Database, given: Given) -> None:
+    same("replace")(db, given)
+    executions.rerun(db, given["execution"])
+
+
+def mended(db: Database) -> None:
+    assert db.rows("select version from pipeline.file order by ordinal") == [{"version": "2"}, {"version": "1"}]
+    whole(db)
+
+
+def pruned(db: Database) -> None:
+    """Forgotten whole, and refused from then on."""
+    assert [db.value(f"select count(*) from pipeline.{table}") for table in ("execution", "file", "batch")] == [0, 0, 0]
+    old = [replace(file, modified_at=datetime(2001, 1, 1, tzinfo=UTC)) for file in files(6)]
+    assert submission.submit(db, "orders", old, request_key="k").left_out == {"too_old": 6}
+
+
 def three_tasks(db: Database) -> None:
     done = db.rows("select key from pipeline.receipt order by key")
     assert [row["key"] for row in done] == ["a", "b", "c"]
@@ -178,8 +219,6 @@ def controlled(db: Database) -> None:
     assert queue["paused_at"] is None
     assert db.value("select queue from pipeline.pipeline where name = 'other'") == "other"
 
-
-ENTRIES = [{"key": key, "kind": "job"} for key in "abc"]
 
 STORIES = (
     Story(
@@ -218,6 +257,9 @@ STORIES = (
     ),
     Story("fail", around("fail"), ready, replayed),
     Story("release", around("release"), ready),
+    Story("chain", around("finish_and_claim"), sent, check=three_tasks),
+    Story("replace", around("replace_file"), quarantined, replaced, mended),
+    Story("prune", around("prune_ledger"), aged, lambda db, given: actor.act(db, "prune", dict(given)), pruned),
     Story("replay", around("replay"), dead, same("replay")),
     Story("replay_many", around("replay_many"), dead, replayed),
     Story("discard", around("discard"), dead, same("discard"), discarded),

@@ -36,6 +36,11 @@ class World:
         (lease,) = self.worker.claim()
         return lease
 
+    def job(self) -> Any:
+        submission.send(self.direct, "default", [{"key": key, "kind": "job"} for key in "ab"])
+        (lease,) = self.worker.claim()
+        return lease
+
     def letter(self) -> int:
         letter = self.worker.fail(self.lease(), "boom", retryable=False).dead_letter
         assert letter is not None
@@ -72,6 +77,9 @@ OPERATIONS = {
     ),
     "note_output": Operation(World.lease, lambda w: w.worker.note_output(w.given, "sink", {})),
     "finish": Operation(World.lease, lambda w: w.worker.finish(w.given, {"rows_in": 2}, insert(w.given)).result),
+    "finish_and_claim": Operation(
+        World.job, lambda w: [x.token for x in w.worker.finish_and_claim(w.given, {}, claim_id=w.claim_id)[1]]
+    ),
     "fail": Operation(World.lease, lambda w: w.worker.fail(w.given, "boom", retryable=False)),
     "fail, to be tried again": Operation(World.lease, lambda w: w.worker.fail(w.given, "boom")),
     "release": Operation(World.lease, lambda w: w.worker.release(w.given)),

@@ -27,6 +27,11 @@ _FINISH, _SEND, _LETTER = "sql/functions/finish.sql", "sql/functions/send.sql", 
 _BARRIER, _CLAIM, _SUBMIT = "sql/functions/barrier.sql", "sql/functions/claim.sql", "sql/functions/submit.sql"
 _BEAT, _REAP, _SHARED = "sql/functions/worker.sql", "sql/functions/reaper.sql", "sql/functions/_shared.sql"
 _PYTHON = "pg_pipeline/coordination/"
+_ONE_TRANSACTION = (
+    _PYTHON + "database.py",
+    "            with conn.transaction():\n                return work(conn)",
+    "            return work(conn)",
+)
 
 GUARDS = (
     _guard(
@@ -37,20 +42,37 @@ GUARDS = (
     _guard(
         "the transaction around publish, result and ack",
         _CRASH + "test_deaths.py::test_p2_rows_published_but_not_committed_are_never_visible",
-        (
-            _PYTHON + "database.py",
-            "            with conn.transaction():\n                return work(conn)",
-            "            return work(conn)",
-        ),
+        _ONE_TRANSACTION,
     ),
     _guard(
         "the transaction around the fan-out",
         _CRASH + "test_deaths.py::test_lesson_d4_a_submit_of_many_batches_is_there_whole_or_not_at_all",
+        _ONE_TRANSACTION,
+    ),
+    _guard(
+        "the transaction around done and its commit",
+        _CRASH + "test_deaths.py::test_lesson_d1_nothing_says_done_before_the_finish_commits",
+        _ONE_TRANSACTION,
+    ),
+    _guard(
+        "the transaction that a failing settlement rolls back",
+        _LESSONS + "test_lesson_d5_a_failure_while_settling_rolls_everything_back_and_is_tried_again",
+        _ONE_TRANSACTION,
+    ),
+    _guard(
+        "the unique keys of the outbox",
+        _LESSONS + "test_lesson_a4_the_database_refuses_a_second_row_of_anything_that_must_be_one",
         (
-            _PYTHON + "database.py",
-            "            with conn.transaction():\n                return work(conn)",
-            "            return work(conn)",
+            "sql/migrations/0002_core.sql",
+            "text not null unique,   -- the idempotency key",
+            "text not null,  -- the idempotency key",
         ),
+        (_BARRIER, "  on conflict (key) do nothing;\n", ";\n"),
+    ),
+    _guard(
+        "whose task a dead letter was",
+        _CORE + "test_barrier.py::test_c1_a_poisoned_callback_shows_whose_it_is",
+        (_LETTER, "v_lane.tenant, p_task.execution_id,\n", "v_lane.tenant, null,\n"),
     ),
     _guard(
         "taking back the tasks of workers that are gone, in the claim",
@@ -280,6 +302,6 @@ GUARDS = (
             "  from pipeline.attempt_output o join pipeline.attempt a on a.token = o.token\n  left join",
             "  from pipeline.attempt_output o left join pipeline.attempt a on a.token = o.token\n  left join",
         ),
-        (_REAP, "  where a.outcome <> 'committed'\n", "  where a.outcome is distinct from 'committed'\n"),
+        (_REAP, "  where a.outcome <> 'committed' and", "  where a.outcome is distinct from 'committed' and"),
     ),
 )

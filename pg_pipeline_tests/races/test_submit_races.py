@@ -230,3 +230,22 @@ def test_the_first_callback_of_a_tenant_makes_no_other_finish_wait(db: Database,
     two.rows("set lock_timeout = '100 ms'")  # waiting at all is the failure
     assert two.finish(second)[0]["callback"] is True
     one.commit()
+
+
+def test_p2_a_replacement_that_meets_a_submit_of_the_same_version_is_a_conflict(
+    db: Database, submit: Any, session: Open
+) -> None:
+    execution = submit(2)
+    one, person, other = session().register(), session(), session()
+    one.finish(*one.claim(), result={"quarantined": [{"ordinal": 0, "reason": "corrupt"}]})
+    drain(one, db)
+    mended = FileVersion(files(1, "k")[0].path, "2", 10)
+    other.begin()
+    other.value(SUBMIT, asked("other", [mended]))
+    replace = person.start(
+        person.value, "select pipeline.replace_file(%s, %s, %s, %s)", (execution, mended.path, "2", 10)
+    )
+    person.seen_waiting(replace)
+    other.commit()
+    with pytest.raises(SubmissionConflict, match="taken by another execution"):
+        replace.result(10)

@@ -15,6 +15,7 @@ from pg_pipeline.spark.errors import BatchCancelled
 from pg_pipeline.spark.process import cancel, process_batch
 from pg_pipeline.spark.progress import Progress
 from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline.spark.spark_reader import trusted
 from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.spark.landing import attempt, commit, land
 
@@ -49,6 +50,49 @@ def test_rows_are_counted_once_whatever_the_transform_does(
     assert conn.execute("select count(*) from t").fetchone() == (rows_out,)
     if name == "aggregates":
         assert conn.execute("select total, n from t").fetchone() == (340, 20)
+
+
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+def test_rows_that_spark_reads_twice_are_counted_once(
+    spark: Any, dsn: str, conn: Any, tmp_path: Path, reader: Any
+) -> None:
+    """A sort of several partitions reads everything once to sample it and once more to sort it."""
+    files = land(tmp_path, {f"{n}.json": [{"id": n * 100 + i} for i in range(50)] for n in range(6)})
+    recipe = Recipe("json", SCHEMA, reader=reader, transform=lambda df, _: df.orderBy(f.rand(1)))
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "500")
+    try:
+        done = commit(spark, recipe, files, attempt(), PostgresTable("t"), dsn)
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert [o.rows_in for o in done.result.files] == [50] * 6
+    assert conn.execute("select count(*) from t").fetchone() == (300,)
+
+
+OBSERVED: dict[str, Any] = {
+    "rows": [{"x": 10.0, "y": 3.0}, {"x": 9.9999999, "y": 2.0}, {"x": 20.0000001, "y": 4.0}],
+    "bad": [{"x": 20.0, "y": 1.0}],
+    "drifted": None,
+    "rescued": None,
+    "totals": [9, 1, 0, 0],
+    "evaluations": 2,
+    "partitions": [0, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        ({}, {"a": 5, "b": 4}),
+        ({"evaluations": 3}, None),
+        ({"totals": [10, 1, 0, 0]}, None),
+        ({"totals": [9, 2, 0, 0]}, None),
+        ({"rows": [{"x": 15.0, "y": 9.0}]}, None),
+    ],
+    ids=["as it was", "a part was read twice", "rows are lost", "bad rows are lost", "two files in one bin"],
+)
+def test_counts_are_trusted_only_when_they_add_up(change: dict[str, Any], rows: dict[str, int] | None) -> None:
+    tally = trusted({**OBSERVED, **change}, {10: "a", 20: "b"})
+    assert (tally.rows if tally else None) == rows
 
 
 @pytest.mark.parametrize("reader", ["arrow", "spark"])

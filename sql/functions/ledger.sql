@@ -33,13 +33,14 @@ begin
   if v_key = v_file.key then
     return v_file.batch;  -- asked again, or not changed: the re-run tries it as it is
   end if;
-  if exists (select from pipeline.file where key = v_key) then
+  begin
+    update pipeline.file set key = v_key, version = p_version, size = p_size, modified_at = p_modified
+    where key = v_file.key;
+  exception when unique_violation then  -- also by a submission that had not committed when this began
     raise exception using errcode = 'PP002',
       message = format('version %s of %s was taken by another execution', p_version, p_path),
       hint = 'its rows come from there: nothing to replace';
-  end if;
-  update pipeline.file set key = v_key, version = p_version, size = p_size, modified_at = p_modified
-  where key = v_file.key;
+  end;
   update pipeline.batch set bytes = bytes - v_file.size + p_size
   where execution_id = v_execution.id and number = v_file.batch;
   return v_file.batch;
