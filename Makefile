@@ -53,7 +53,7 @@ test-system: $(READY)
 
 test-all: test test-system
 	@$(PYTEST) -m "long"
-	@PG_PIPELINE_TEST_POSTGRES=16 $(PYTEST) -m "not system and not long" pg_pipeline_tests/coordination
+	@TEST_POSTGRES=16 $(PYTEST) -m "not system and not long" pg_pipeline_tests/coordination
 
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:

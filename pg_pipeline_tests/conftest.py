@@ -19,7 +19,7 @@ from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
 
-POSTGRES_VERSION = int(os.environ.get("PG_PIPELINE_TEST_POSTGRES", "18"))
+POSTGRES_VERSION = int(os.environ.get("TEST_POSTGRES", "18"))
 
 # Settings of the person who runs the tests must not leak into them.
 for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:

@@ -1,7 +1,7 @@
 """A test that did not run is never green in silence.
 
 A test marked `system("program", …)` whose program is missing is listed as NOT RUN ("root" stands for the right to be
-root); any other skip is a failure. Where PG_PIPELINE_TEST_ALL_OR_FAIL is set, as in `.ci/run`, NOT RUN is one too.
+root); any other skip is a failure. Where TEST_ALL_OR_FAIL is set, as in `.ci/run`, NOT RUN is one too.
 """
 
 import os
@@ -41,7 +41,7 @@ def _skips(config: pytest.Config) -> list[tuple[str, str]]:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     skips = _skips(session.config)
     silent = [reason for _, reason in skips if not reason.startswith(NOT_RUN)]
-    if exitstatus == 0 and (silent or (skips and os.environ.get("PG_PIPELINE_TEST_ALL_OR_FAIL"))):
+    if exitstatus == 0 and (silent or (skips and os.environ.get("TEST_ALL_OR_FAIL"))):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -28,6 +28,6 @@ def test_what_did_not_run_is_said_and_counts(
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = system\n")
     command = (sys.executable, "-m", "pytest", "-p", "pg_pipeline_tests.not_run", "-p", "no:cacheprovider", ".")
-    run = child(command=command, cwd=tmp_path, env={"PG_PIPELINE_TEST_ALL_OR_FAIL": all_or_fail})
+    run = child(command=command, cwd=tmp_path, env={"TEST_ALL_OR_FAIL": all_or_fail})
     assert run.wait() == code, run.stdout
     assert printed in run.stdout

@@ -22,32 +22,46 @@ _INTERVAL = 0.5
 _RETRY = 5.0
 
 
-def keep(server: EmbeddedServer, lock: int) -> None:
-    idle_since: float | None = None
-    not_before = 0.0
-    process: psutil.Process | None = None
-    while True:
-        if not _still_at(lock, server.folder / "keeper.lock"):
-            # The folder was removed under us; nobody can find this server again.
-            if process is not None:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGQUIT)
-            return
-        process = server.postmaster() or process
+class Keeper:
+    """`process` is the server as our starter left it: its folder may be gone before we look for the first time."""
+
+    def __init__(self, server: EmbeddedServer, lock: int, process: psutil.Process | None) -> None:
+        self.server = server
+        self.lock = lock
+        self.process = process
+        self.idle_since: float | None = None
+        self.not_before = 0.0
+
+    def keep(self) -> None:
+        while _still_at(self.lock, self.server.folder / "keeper.lock"):
+            # The folder may go between any two looks at it: then nothing below finds its file.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if self._look() == "stopped":
+                    return
+            time.sleep(_INTERVAL)
+        # The folder was removed under us; nobody can find this server again.
+        if self.process is not None:
+            with contextlib.suppress(psutil.Error):
+                self.process.send_signal(signal.SIGQUIT)
+
+    def _look(self) -> str:
+        server, now = self.server, time.monotonic()
+        self.process = server.postmaster() or self.process
         if server.held("users.lock"):
-            idle_since = None
-            if server.postmaster() is None and time.monotonic() >= not_before:
-                not_before = time.monotonic() + _RETRY
+            self.idle_since = None
+            if server.postmaster() is None and now >= self.not_before:
+                self.not_before = now + _RETRY
                 _restart(server)
+                self.process = server.postmaster() or self.process
         else:
-            idle_since = idle_since if idle_since is not None else time.monotonic()
-            if time.monotonic() - idle_since >= server.linger:
+            self.idle_since = now if self.idle_since is None else self.idle_since
+            if now - self.idle_since >= server.linger:
                 with server.starting():
                     if not server.held("users.lock"):
                         server.stop()
-                        return
+                        return "stopped"
         server.bound_log()
-        time.sleep(_INTERVAL)
+        return "needed"
 
 
 def _restart(server: EmbeddedServer) -> None:
@@ -73,13 +87,14 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
+    process = server.postmaster()
     # The lock is held before our starter goes on, and stays with the child: nobody has to wait for us or reap us.
     if os.fork():
         os._exit(0)
     devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(devnull, stream)
-    keep(server, lock)
+    Keeper(server, lock, process).keep()
 
 
 if __name__ == "__main__":

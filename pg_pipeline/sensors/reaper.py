@@ -30,7 +30,7 @@ def reaper_sensor(pipelines: Sequence[FilePipeline], name: str, *, interval: int
     )
     def sense(context: dg.SensorEvaluationContext, coordination: CoordinationResource) -> dg.SkipReason:
         db, instance = coordination.db, context.instance
-        lost = report_lost_runs(instance, db, name)
+        lost = report_lost_runs(instance, db, name, list(known))
         told = report_late(instance, db, known)
         reaped = reap(db, lambda _sink, attempt, _location: discard(db, known, attempt), pipelines=known)
         removed = sum(remove_old_partitions(instance, db, pipeline) for pipeline in pipelines)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import dagster as dg
 
+from pg_pipeline.assets.enqueue import REQUEST_TAG
 from pg_pipeline.assets.process import WORKER_TAG
 from pg_pipeline.coordination import partitions
 from pg_pipeline.coordination.database import Database
@@ -17,15 +19,18 @@ YOUNG = timedelta(seconds=120)  # a run needs this long at most from its start t
 WHY = "Its process is gone: its worker sends no heartbeat, and what it held was or will be taken over."
 
 
-def report_lost_runs(instance: dg.DagsterInstance, db: Database, name: str) -> list[str]:
-    """Report runs as failed of which a worker died without a word and none lives, and worker runs that have none."""
+def report_lost_runs(instance: dg.DagsterInstance, db: Database, name: str, pipelines: Sequence[str] = ()) -> list[str]:
+    """Report runs as failed of which a worker died without a word and none lives, and worker runs and submissions of
+    the landing sensors that never had one: they would be waited for."""
     lives = partitions.run_lives(db)
     lost = [run_id for run_id, life in lives.items() if life.live is False]
     found = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=lost, statuses=GOING))} if lost else {}
-    for record in worker_runs(instance, name):
+    submitting = dg.RunsFilter(tags={REQUEST_TAG: list(pipelines)}, statuses=GOING)
+    submissions = instance.get_run_records(submitting, limit=100) if pipelines else []
+    for record in [*worker_runs(instance, name), *submissions]:
         run = record.dagster_run
         life = lives.get(run.run_id)
-        age = timedelta(seconds=time.time() - (record.start_time or record.create_timestamp.timestamp()))
+        age = timedelta(seconds=time.time() - (record.start_time or record.update_timestamp.timestamp()))
         heard = age if life is None else min(age, life.quiet)
         if run.status in GOING and heard > YOUNG and not (life and life.live):
             found[run.run_id] = run

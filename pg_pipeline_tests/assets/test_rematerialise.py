@@ -63,6 +63,20 @@ def test_a_ready_batch_is_claimed_and_processed_and_no_other(
     assert bench.materialized(orders, "batches") == {f"{execution}~00001"}
 
 
+def test_a_range_is_claimed_in_one_run_and_each_key_is_told_of_alone(
+    bench: PipelineBench, orders: FilePipeline
+) -> None:
+    execution = bench.enqueue(orders, bench.plant("day1", files_of_orders(8)))
+    span = {
+        "dagster/asset_partition_range_start": f"{execution}~00001",
+        "dagster/asset_partition_range_end": f"{execution}~00002",
+    }
+    result = bench.materialize(orders, "batches", tags=span)
+    assert [batch.state for batch in bench.batches(execution)] == ["waiting", "committed", "committed", "waiting"]
+    told = [e.partition for e in result.all_events if e.is_step_materialization]
+    assert sorted(told) == [f"{execution}~00001", f"{execution}~00002"]
+
+
 def test_a_failed_batch_that_waits_is_processed_at_once(
     bench: PipelineBench, orders: FilePipeline, execution: str
 ) -> None:

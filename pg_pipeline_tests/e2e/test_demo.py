@@ -1,7 +1,9 @@
 """`pg-pipeline demo` counts right, and what it made answers to the commands of the README."""
 
-import json
 import os
+import shlex
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,14 +11,13 @@ from pg_pipeline.coordination import executions, partitions
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.postgres import embedded_server
 from pg_pipeline.settings import get_settings
-from pg_pipeline_tests.helpers import ChildProcess
+from pg_pipeline_tests.helpers import PROJECT, ChildProcess
 
 MINUTES = 10 * 60.0
-MODULE = ("-m", "pg_pipeline.definitions")
 
 
 def test_the_demo_kills_a_worker_and_loses_and_doubles_nothing(
-    session_dir: Path, child: Callable[..., ChildProcess]
+    session_dir: Path, tmp_path: Path, child: Callable[..., ChildProcess]
 ) -> None:
     state = session_dir / "demo"
     environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "60", "DAGSTER_HOME": None}
@@ -34,18 +35,28 @@ def test_the_demo_kills_a_worker_and_loses_and_doubles_nothing(
     with Database(embedded_server(get_settings(state_dir=str(state))).dsn()) as db:
         (execution,) = [found["execution"] for found in executions.listed(db)]
         assert partitions.unreported(db, ["orders"]) == []
+        landed = tmp_path / "data" / "orders" / "day1"
+        shutil.copytree(next((state / "demo").glob("2*")), landed, ignore=shutil.ignore_patterns("orders-0[1-9]*"))
+        then = time.time() - 60
+        for path in landed.iterdir():
+            os.utime(path, (then, then))
         home = {**environment, "DAGSTER_HOME": str(state / "dagster")}
-        for asset, key in (("batches", f"{execution}~00003"), ("summary", execution)):
-            arguments = ("asset", "materialize", *MODULE, "--select", f"orders/{asset}", "--partition", key)
-            again = child(None, *arguments, module="dagster", env=home)
-            assert again.wait(MINUTES) == 0, again.stderr
-            assert f"{key} skipped: " in again.stdout + again.stderr
-        paths = {"ops": {"orders__enqueued": {"config": {"paths": [str(next((state / "demo").glob("2*")))]}}}}
-        command = ("asset", "materialize", *MODULE, "--select", "orders/enqueued", "--config-json", json.dumps(paths))
-        assert child(None, *command, module="dagster", env=home).wait(MINUTES) == 0
-        (newest, _) = executions.listed(db)
-        assert (newest["submission"]["taken"], newest["submission"]["left_out"]) == (0, {"known": 120})
-        drain = child(None, "job", "execute", *MODULE, "-j", "pg_pipeline_worker", module="dagster", env=home)
-        assert drain.wait(MINUTES) == 0, drain.stderr
+        said = []
+        for command in readme_commands(execution):
+            process = child(None, *command, module="dagster", env=home, cwd=tmp_path)
+            assert process.wait(MINUTES) == 0, process.stderr
+            said.append(process.stdout + process.stderr)
+        assert f"{execution}~00000 skipped: already committed by run" in said[1]
+        assert f"{execution} skipped: its callback has run" in said[2]
+        newest = partitions.execution(db, executions.listed(db)[0]["execution"])
+        assert newest.execution in said[0]
+        assert (newest.status, newest.expected) == ("finished", 10)
         assert executions.audit(db) == []
-    assert os.environ.get("DAGSTER_HOME") is None
+
+
+def readme_commands(execution: str) -> list[list[str]]:
+    """The README's commands, for an execution that is there."""
+    lines = [line for line in (PROJECT / "README.md").read_text().splitlines() if line.startswith("dagster ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert len(commands) == 4
+    return [[part.replace("20261118-0001", execution) for part in command] for command in commands]

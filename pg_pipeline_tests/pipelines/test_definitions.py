@@ -43,6 +43,15 @@ def test_what_a_user_writes_needs_four_arguments() -> None:
     dg.Definitions.validate_loadable(pipeline.definitions())
 
 
+def test_a_pool_limits_every_spark_step() -> None:
+    from pg_pipeline.pipelines.build import definitions
+
+    made = definitions(FilePipeline(**GOOD), pool="spark")
+    pools = {asset.key.path[-1]: asset.op.pool for asset in made.assets or ()}  # type: ignore[union-attr]
+    assert pools == {"enqueued": None, "batches": "spark", "summary": "spark"}
+    assert [node.definition.pool for job in made.jobs or () for node in job.graph.nodes] == ["spark"]  # type: ignore[union-attr]
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "My Orders"}, "The pipeline name 'My Orders' is not valid"),
     ({"format": "xml"}, "format is 'xml': use one of json, csv, parquet"),

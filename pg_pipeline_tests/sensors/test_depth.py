@@ -33,10 +33,13 @@ def submit(bench: PipelineBench, files: int) -> str:
     return submission.submit(bench.db, "orders", versions, request_key=f"k{files}").execution
 
 
-def worker_run(bench: PipelineBench, status: dg.DagsterRunStatus, age: float = 0.0) -> dg.DagsterRun:
-    """A run of the worker job, as Dagster has it."""
+def worker_run(
+    bench: PipelineBench, status: dg.DagsterRunStatus, age: float = 0.0, tags: dict[str, str] | None = None
+) -> dg.DagsterRun:
+    """A run of the worker job, as Dagster has it; or of another one, by its tags."""
     job = definitions_job()
-    run = bench.instance.create_run_for_job(job, tags={WORKER_TAG: "bench", QUEUE_TAG: "default"}, status=status)
+    tags = tags or {WORKER_TAG: "bench", QUEUE_TAG: "default"}
+    run = bench.instance.create_run_for_job(job, tags=tags, status=status)
     if age:
         storage: Any = bench.instance.run_storage
         with storage.connect() as conn:

@@ -8,6 +8,7 @@ import dagster as dg
 import psycopg
 import pytest
 
+from pg_pipeline.assets.enqueue import REQUEST_TAG
 from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.coordination.lease import CallbackResult
 from pg_pipeline.coordination.types import FileVersion
@@ -74,6 +75,22 @@ def test_a_worker_run_that_never_registered_is_reported_failed_once_it_is_old(be
     old = worker_run(bench, dg.DagsterRunStatus.STARTED, age=600)
     tick()
     assert status(bench, young) == dg.DagsterRunStatus.STARTED
+    assert status(bench, old) == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_waited_long_for_its_turn_is_young_when_it_starts(bench: PipelineBench, tick: Tick) -> None:
+    run = worker_run(bench, dg.DagsterRunStatus.STARTING)
+    storage: Any = bench.instance.run_storage
+    with storage.connect() as conn:
+        conn.exec_driver_sql("update runs set create_timestamp = '2020-01-01' where run_id = ?", (run.run_id,))
+    tick()
+    assert status(bench, run) == dg.DagsterRunStatus.STARTING
+
+
+def test_a_submission_that_was_killed_early_does_not_silence_its_landing(bench: PipelineBench, tick: Tick) -> None:
+    old = worker_run(bench, dg.DagsterRunStatus.STARTED, age=600, tags={REQUEST_TAG: "orders"})
+    assert "under way" in bench.tick("orders_landing").skip_reason.skip_message  # type: ignore[union-attr,operator]
+    tick()
     assert status(bench, old) == dg.DagsterRunStatus.FAILURE
 
 
