@@ -164,6 +164,7 @@ BY_COMMAND = {
     "queue list": (True, QUEUE),
     "reap": (False, REAPED),
     "doctor": (True, FINDING),
+    "health": (True, FINDING),
 }
 # Parts of `status`.
 PARTS = {"status: workers": WORKER, "status: leases": LEASE}

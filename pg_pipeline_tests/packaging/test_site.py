@@ -35,7 +35,7 @@ def build(child: Callable[..., ChildProcess], tmp_path: Path) -> Callable[..., C
         *(
             ("operating", heading)
             for heading in (
-                *("Sizing", "Retention", "Pooling", "Backup and restore", "Upgrade", "Monitoring"),
+                *("Sizing", "Retention", "Pooling", "Backup and restore", "Upgrade", "Monitoring", "Health"),
                 *("Blocked execution", "Growing backlog", "Dead letters", "Drain and roll back"),
             )
         ),
