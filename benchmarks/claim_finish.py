@@ -28,6 +28,8 @@ from psycopg import sql
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.embedded.server import EmbeddedServer
 
+BEAT = 0.5  # seconds, as a Worker does
+
 PEERS = {
     "make": """
         create schema peer;
@@ -82,16 +84,19 @@ def ours(dsn: str, n: int, done: Callable[[int, float], bool]) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = uuid4()
         conn.execute("select pipeline.register_worker(%s, 'default', 'bench')", (worker,))
+        beat = time.monotonic()
         while True:
             began = time.perf_counter()
             claim = "select task_id, token from pipeline.claim(%s, %s, %s)"
             rows = conn.execute(claim, (worker, uuid4(), n)).fetchall()
             claimed = time.perf_counter()
+            ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
+            if claimed - beat > BEAT:
+                conn.execute("select pipeline.beat(%s, %s, %s)", (worker, ids, tokens))
+                beat = claimed
             if rows:
-                ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
                 results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)
                 conn.execute("select 1 from pipeline.finish(%s, %s, %s::jsonb[])", (ids, tokens, results))
-            conn.execute("select pipeline.beat(%s, '{}', '{}')", (worker,))
             if done(len(rows), claimed - began):
                 return
 

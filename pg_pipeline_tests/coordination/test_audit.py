@@ -20,9 +20,11 @@ PLANTED = {
     "a lost task": ("P1", "delete from pipeline.task where batch = 1"),
     "a doubled task": (
         "P1",
-        "insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts) "
-        "select lane_id, execution_id, generation, batch, 3 from pipeline.task where batch = 1",
+        "insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at) "
+        "select lane_id, execution_id, generation, batch, 3, now() from pipeline.task where batch = 1",
     ),
+    "a task where no claim looks": ("P1", "update pipeline.lane set floor = now() + interval '1 day'"),
+    "a lease where no claim looks": ("P1", "update pipeline.worker set floor = now() + interval '1 day'"),
     "a committed batch that still has its task": (
         "P1",
         "update pipeline.batch set state = 'committed', token = gen_random_uuid() where number = 1",

@@ -215,7 +215,7 @@ def test_d7_negative_counts_are_refused_by_the_tables(db: Database, start: Any) 
         "update pipeline.execution set settled = expected + 1 returning 1",
         "update pipeline.execution set settled = -1 returning 1",
         "update pipeline.batch set number = -1 returning 1",
-        "insert into pipeline.task (lane_id, batch, max_attempts) values (1, -1, 1) returning 1",
+        "insert into pipeline.task (lane_id, batch, max_attempts, ready_at) values (1, -1, 1, now()) returning 1",
     ):
         with pytest.raises(Exception, match=r"refuses|violates"):
             db.rows(statement)

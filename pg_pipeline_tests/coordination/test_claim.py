@@ -147,6 +147,23 @@ def test_a_worker_with_a_suspect_gets_nothing_beside_it(db: Database, hand: Hand
     assert len(heir.claim(5)) == 2
 
 
+def test_a_suspect_goes_before_its_equals_and_after_work_of_a_higher_priority(
+    db: Database, hand: Hand, submit: Any
+) -> None:
+    low = submit(2, key="low")
+    dead = hand()
+    dead.claim()
+    dead.die()
+    urgent, equal = submit(2, key="urgent", priority=5), submit(2, key="equal")
+    heir = hand(kinds=["batch"])
+    order = []
+    for _ in range(3):
+        (lease,) = heir.claim()
+        order.append((lease["execution"], lease["alone"]))
+        heir.finish(lease)
+    assert order == [(urgent, False), (low, True), (equal, False)]
+
+
 def test_p10_a_busy_worker_comes_to_rest_for_a_suspect_that_waits(db: Database, hand: Hand, submit: Any) -> None:
     submit(6)
     dead, busy = hand(), hand()

@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pg_pipeline.coordination.database import Database
 
@@ -34,8 +35,8 @@ def full(request: pytest.FixtureRequest, db: Database, conn: psycopg.Connection[
         "b.execution_id || '/' || b.number, '1' from pipeline.batch b where b.execution_id > 1"
     )
     conn.execute(
-        "insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts) "
-        "select l.id, b.execution_id, 1, b.number, 3 from pipeline.batch b "
+        "insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at) "
+        "select l.id, b.execution_id, 1, b.number, 3, now() from pipeline.batch b "
         "join pipeline.lane l on l.tenant = 't' || (b.execution_id % 100 + 1) and l.kind = 'batch' "
         "where b.execution_id > 1"
     )
@@ -91,3 +92,39 @@ def test_a_scrape_reads_the_attempts_of_its_window_alone(full: psycopg.Connectio
     read, samples = walked(full, "select name, value from pipeline.metrics() where name = 'attempts_recent'")
     assert samples == [("attempts_recent", 1.0)]
     assert read["attempt"] <= 20
+
+
+def test_dead_rows_that_an_old_transaction_holds_are_not_walked(db: Database) -> None:
+    """Vacuum can't remove them; in a plain queue every claim walks all of them, and the queue decays."""
+    done = 600
+    with psycopg.connect(db.dsn, autocommit=True) as conn, psycopg.connect(db.dsn) as holder:
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select 1 from pipeline.lane")  # its snapshot, as old as it will be
+        worker = uuid4()
+        conn.execute("select pipeline.register_worker(%s, 'default', 'w', null, null, null, false)", (worker,))
+        entries = [{"key": str(number), "kind": "job"} for number in range(done)]
+        for begin in range(0, done, 100):
+            conn.execute("select from pipeline.send('default', %s)", (Jsonb(entries[begin : begin + 100]),))
+            claim = "select task_id, token from pipeline.claim(%s, %s, 100)"
+            leases = conn.execute(claim, (worker, uuid4())).fetchall()
+            ids, tokens = [row[0] for row in leases], [row[1] for row in leases]
+            conn.execute("select from pipeline.finish(%s, %s, array_fill('{}'::jsonb, array[100]))", (ids, tokens))
+        last = [{"key": "last", "kind": "job"}, {"key": "next", "kind": "job"}]
+        conn.execute("select from pipeline.send('default', %s)", (Jsonb(last),))
+        ((task, token),) = conn.execute("select task_id, token from pipeline.claim(%s, %s)", (worker, uuid4()))
+        conn.execute("select pipeline.beat(%s, %s, %s)", (worker, [task], [token]))
+        visited = entries_visited(conn, "select task_id, token from pipeline.claim(%s, %s)", worker, uuid4())
+        assert visited < done / 10, visited
+
+
+def entries_visited(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:
+    """Index entries of the task table that a call looked at, dead ones too."""
+    asked = (
+        "select coalesce(sum(pg_stat_get_xact_tuples_returned(indexrelid)), 0) "
+        "from pg_index where indrelid = 'pipeline.task'::regclass"
+    )
+    with conn.transaction():
+        ((before,),) = conn.execute(asked).fetchall()
+        conn.execute(statement.encode(), parameters)
+        ((after,),) = conn.execute(asked).fetchall()
+    return int(after - before)

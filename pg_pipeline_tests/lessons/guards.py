@@ -304,4 +304,28 @@ GUARDS = (
         ),
         (_REAP, "  where a.outcome <> 'committed' and", "  where a.outcome is distinct from 'committed' and"),
     ),
+    _guard(
+        "the lock of whoever makes a task ready",
+        _RACES + "test_floor_races.py::test_p1_a_task_that_is_committed_after_the_floor_moved_is_claimed",
+        (_SHARED, "  perform pg_advisory_xact_lock_shared(7023, p_lane % 64);  -- few locks, however many lanes\n", ""),
+    ),
+    _guard(
+        "a floor that does not pass what is being handed back",
+        _RACES + "test_floor_races.py::test_p1_a_task_that_is_handed_back_while_the_floor_moves_is_claimed",
+        (_SHARED, "    continue when not pg_try_advisory_xact_lock(7023, p_lanes[i] % 64);\n", ""),
+    ),
+    _guard(
+        "ready by the clock, not by the start of the transaction",
+        _RACES + "test_floor_races.py::test_p1_a_transaction_that_began_before_the_floor_moved_sends_above_it",
+        (
+            _SHARED,
+            "return greatest(clock_timestamp(), (select floor from pipeline.lane where id = p_lane));",
+            "return now();",
+        ),
+    ),
+    _guard(
+        "a worker's floor that does not pass a claim under way",
+        _RACES + "test_floor_races.py::test_p1_a_claim_under_way_is_not_passed_by_the_floor_of_its_worker",
+        (_BEAT, "  if pg_try_advisory_xact_lock(hashtextextended(p_worker::text, 2)) then\n", "  if true then\n"),
+    ),
 )

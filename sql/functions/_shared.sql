@@ -47,6 +47,48 @@ begin
 end
 $$;
 
+-- The moment from which a task is ready that becomes so now. Whatever makes a task ready asks here.
+-- The claim starts at its lane's floor and never walks the dead index entries below it, of which there
+-- are many while somebody holds an old transaction open. So no task may become ready below a floor: the
+-- lock, held to the commit, keeps the floor from moving past a task that nobody else can see yet.
+create or replace function pipeline._ready_at(p_lane int) returns timestamptz
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pg_advisory_xact_lock_shared(7023, p_lane % 64);  -- few locks, however many lanes
+  return greatest(clock_timestamp(), (select floor from pipeline.lane where id = p_lane));
+end
+$$;
+
+-- Moves the floors of these lanes up to their first ready task. Waits for nobody: a lane where somebody is
+-- about to make a task ready is left for the next time. The last thing that a transaction does, since
+-- others wait for its locks.
+create or replace function pipeline._move_floors(p_lanes int[]) returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now timestamptz;
+begin
+  -- An old snapshot would not show what was made ready since.
+  if current_setting('transaction_isolation') <> 'read committed' then
+    return;
+  end if;
+  for i in 1 .. cardinality(p_lanes) loop
+    continue when not pg_try_advisory_xact_lock(7023, p_lanes[i] % 64);
+    v_now := clock_timestamp();
+    update pipeline.lane l set floor = f.first from (
+      select least(v_now, (
+        select t.ready_at from pipeline.task t
+        where t.lane_id = o.id and t.token is null and not t.suspect and t.ready_at >= o.floor
+        order by t.ready_at, t.id limit 1)) as first
+      from pipeline.lane o where o.id = p_lanes[i]) f
+    where l.id = p_lanes[i] and l.floor < f.first - '1 s'::interval;
+  end loop;
+end
+$$;
+
 -- Since when sessions can exist. A crash of one backend ends every session without a new
 -- postmaster; the unlogged table is empty after it, whatever the postmaster's start says.
 create or replace function pipeline._server_ready() returns timestamptz

@@ -133,6 +133,15 @@ begin atomic
   from x join t on t.execution_id = x.id and t.kind = 'callback' and t.generation = x.generation and t.key is null
   where x.live group by x.key having count(*) > 1
   union all
+  -- P1 again: nothing waits where no claim looks for it
+  select 'P1', x.key, 'task ' || t.id, 'is ready since ' || t.ready_at || ', below the floor of its lane'
+  from t join pipeline.lane l on l.id = t.lane_id left join x on x.id = t.execution_id
+  where t.token is null and not t.suspect and t.ready_at < l.floor
+  union all
+  select 'P1', x.key, 'task ' || t.id, 'is leased since ' || t.claimed_at || ', below the floor of its worker'
+  from t join pipeline.worker w on w.id = t.worker left join x on x.id = t.execution_id
+  where t.claimed_at < w.floor
+  union all
   -- P5: the callback acts once
   select 'P5', x.key, 'callback', 'committed ' || a.commits || ' times in generation ' || a.generation
   from a join x on x.id = a.execution_id where a.kind = 'callback' and a.commits > 1

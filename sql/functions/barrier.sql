@@ -11,6 +11,7 @@ as $$
 declare
   v_execution pipeline.execution;
   v_queue     pipeline.queue;
+  v_lane      int;
   v_task      bigint;
 begin
   select * into v_execution from pipeline.execution
@@ -28,9 +29,9 @@ begin
   end if;
   select q.* into v_queue from pipeline.pipeline p join pipeline.queue q on q.name = p.queue
   where p.name = v_execution.pipeline;
-  insert into pipeline.task (lane_id, execution_id, generation, max_attempts)
-  values (pipeline._lane(v_queue.name, v_execution.pipeline, 'callback', v_execution.priority, v_execution.tenant),
-          v_execution.id, v_execution.generation, v_queue.max_attempts)
+  v_lane := pipeline._lane(v_queue.name, v_execution.pipeline, 'callback', v_execution.priority, v_execution.tenant);
+  insert into pipeline.task (lane_id, execution_id, generation, max_attempts, ready_at)
+  values (v_lane, v_execution.id, v_execution.generation, v_queue.max_attempts, pipeline._ready_at(v_lane))
   returning id into v_task;
   update pipeline.execution set callback_generation = generation, callback_task = v_task
   where id = p_execution_id;
@@ -204,9 +205,9 @@ begin
     generation = generation + 1, state = 'sealed', ended_at = null, ended_reason = null,
     expected = v_batches, settled = v_batches - v_count, deadline = null
   where id = v_execution.id;
-  insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-  select (select pipeline._batch_lane(v_execution, v_queue.name)), v_execution.id, b.generation, b.number, v_queue.max_attempts
-  from pipeline.batch b where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
+  insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
+  select l.id, v_execution.id, b.generation, b.number, v_queue.max_attempts, l.ready_at
+  from pipeline.batch b cross join pipeline._batch_lane(v_execution, v_queue.name) l where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
   perform pipeline._wake(v_queue.name);
   v_answer := jsonb_build_object('execution', p_execution, 'generation', v_execution.generation + 1, 'batches', v_count);
   perform pipeline._answer(p_request_id, 'rerun', p_execution, v_answer);

@@ -21,9 +21,9 @@ begin
         select o.id from pipeline.worker w
         cross join lateral (
           select t2.id from pipeline.task t2
-          where t2.worker = w.id and t2.token is not null
+          where t2.worker = w.id and t2.token is not null and t2.claimed_at >= w.floor
             and (w.id = any (v_gone) or t2.run_deadline < v_now)
-          order by t2.run_deadline limit p_limit
+          order by t2.claimed_at limit p_limit
         ) o
         where w.queue = p_queue
       )
@@ -122,29 +122,31 @@ declare
   v_now      timestamptz;
   v_held     int;
   v_alone    boolean := false;
-  v_ids      bigint[] := '{}';
+  v_top      smallint;
+  v_ids      bigint[];
   v_limit    int := greatest(0, least(coalesce(p_limit, 1), 1000));
 begin
   if p_claim_id is null then
     raise exception using errcode = 'PP004', message = 'a claim needs an id, so that a lost answer can be asked for again';
   end if;
+  -- A retry waits here until the first call, whose answer was lost, has ended.
+  -- And a worker claims once at a time, or alone would not be alone.
+  perform pg_advisory_xact_lock(hashtextextended(p_worker::text, 2));
   -- Key share: the row can't be pruned while this claim leases to it; beats pass.
   select * into v_worker from pipeline.worker where id = p_worker and stopped_at is null for key share;
   if not found then
     raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
       hint = 'register a new worker; the id of an ended one is never reused';
   end if;
-  -- A retry waits here until the first call, whose answer was lost, has ended.
-  -- And a worker claims once at a time, or alone would not be alone.
-  perform pg_advisory_xact_lock(hashtextextended(p_worker::text, 2));
   select * into v_queue from pipeline.queue where name = v_worker.queue;
+  v_ids := array(select t.id from pipeline.task t
+                 where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor and t.claim_id = p_claim_id);
 
-  if not exists (select from pipeline.task t where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id)
-     and v_queue.paused_at is null and v_limit > 0 then
+  if cardinality(v_ids) = 0 and v_queue.paused_at is null and v_limit > 0 then
     perform pipeline._take_back(v_queue.name, 100);
-    v_now := clock_timestamp();
+    v_now := greatest(clock_timestamp(), v_worker.floor);
     select count(*), coalesce(bool_or(suspect), false) into v_held, v_alone
-    from pipeline.task where worker = p_worker and token is not null;
+    from pipeline.task t where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor;
     if v_alone then
       return;  -- it runs a suspect: alone means alone
     end if;
@@ -166,8 +168,10 @@ begin
         and exists (select from pipeline.task where id = v_ids[1] and suspect);
     else
       while cardinality(v_ids) = 0 and exists (select from pipeline.task where token is null and suspect) loop
+        -- A suspect goes before its equals, and never before work of a higher priority.
+        select max(r.priority) into v_top from pipeline._ready_lanes(v_worker, v_now) r;
         select array[t.id] into v_ids from pipeline.task t join pipeline.lane l on l.id = t.lane_id
-        where t.token is null and t.suspect and l.queue = v_queue.name
+        where t.token is null and t.suspect and l.queue = v_queue.name and l.priority >= coalesce(v_top, l.priority)
           and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
           and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))
           and (v_worker.kinds is null or l.kind = any (v_worker.kinds))
@@ -187,7 +191,7 @@ begin
         end if;
       end loop;
       if cardinality(v_ids) = 0 then
-        v_ids := pipeline._pick(v_worker, v_queue.name, v_limit, p_after_tenant, v_now);
+        v_ids := pipeline._pick(v_worker, v_limit, p_after_tenant, v_now);
       end if;
     end if;
 
@@ -204,7 +208,7 @@ begin
   from pipeline.task t
   join pipeline.lane l on l.id = t.lane_id
   left join pipeline.execution x on x.id = t.execution_id
-  where t.worker = p_worker and t.token is not null and t.claim_id = p_claim_id
+  where t.id = any (v_ids)
   order by l.priority desc, t.ready_at, t.id;
 end
 $$;
@@ -222,10 +226,28 @@ return (
     order by (select count(*) from pipeline.task h where h.worker = w.id and h.token is not null), w.id limit 1)
   from pipeline.task t join pipeline.lane l on l.id = t.lane_id where t.id = p_task);
 
+-- The lanes that have ready tasks which this worker may take: one probe per lane of its queue, from the lane's
+-- floor on, however many tasks there are or were.
+create or replace function pipeline._ready_lanes(p_worker pipeline.worker, p_now timestamptz) returns setof pipeline.lane
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query select l.* from pipeline.lane l cross join lateral (
+    select from pipeline.task t
+    where t.lane_id = l.id and t.token is null and not t.suspect and t.ready_at between l.floor and p_now
+    order by t.ready_at, t.id limit 1
+  ) ready
+  where l.queue = p_worker.queue
+    and (p_worker.pipelines is null or l.pipeline = any (p_worker.pipelines))
+    and (p_worker.kinds is null or l.kind = any (p_worker.kinds));
+end
+$$;
+
 -- Locks ready tasks, skipping what others hold: the highest priority first; within it each lane
 -- gets its share, tenants in turn, and what is left over goes to whoever has more.
 create or replace function pipeline._pick(
-  p_worker pipeline.worker, p_queue text, p_limit int, p_after_tenant text, p_now timestamptz
+  p_worker pipeline.worker, p_limit int, p_after_tenant text, p_now timestamptz
 ) returns bigint[]
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -240,27 +262,21 @@ begin
   for v_round in 1 .. 100 loop
     v_sifted := false;
     for v_group in
-      -- A loose index scan: one probe per lane that has ready tasks, however many tasks there are.
-      with recursive busy as (
-        (select lane_id from pipeline.task where token is null and not suspect order by lane_id limit 1)
-        union all
-        select (select t.lane_id from pipeline.task t
-                where t.token is null and not t.suspect and t.lane_id > b.lane_id order by t.lane_id limit 1)
-        from busy b where b.lane_id is not null
-      )
-      select l.priority, array_agg(l.id order by (l.kind = 'callback') desc, (l.tenant > p_after_tenant) desc, l.tenant, l.pipeline, l.kind) as lanes
-      from busy b join pipeline.lane l on l.id = b.lane_id
-      where l.queue = p_queue
-        and (p_worker.pipelines is null or l.pipeline = any (p_worker.pipelines))
-        and (p_worker.kinds is null or l.kind = any (p_worker.kinds))
-      group by l.priority order by l.priority desc
+      select b.priority, array_agg(b.id order by b.turn) as lanes, array_agg(b.floor order by b.turn) as floors
+      from (
+        select l.*, row_number() over (
+          order by (l.kind = 'callback') desc, (l.tenant > p_after_tenant) desc, l.tenant, l.pipeline, l.kind) as turn
+        from pipeline._ready_lanes(p_worker, p_now) l
+      ) b
+      group by b.priority order by b.priority desc
     loop
       for v_turn in 1 .. case when cardinality(v_group.lanes) = 1 then 1 else 2 end loop
         for i in 1 .. cardinality(v_group.lanes) loop
           exit when cardinality(v_ids) >= p_limit;
           v_more := array(
             select t.id from pipeline.task t
-            where t.lane_id = v_group.lanes[i] and t.token is null and not t.suspect and t.ready_at <= p_now
+            where t.lane_id = v_group.lanes[i] and t.token is null and not t.suspect
+              and t.ready_at between v_group.floors[i] and p_now
               and (cardinality(v_ids) = 0 or t.id <> all (v_ids))
             order by t.ready_at, t.id
             limit case v_turn

@@ -103,14 +103,18 @@ declare
 begin
   return query
   with lanes as (
-    select l.id, l.kind from pipeline.lane l
+    select l.id, l.kind, l.floor from pipeline.lane l
     where l.queue = p_queue and l.pipeline = any (p_pipelines) and l.kind in ('batch', 'callback')
   ),
   waiting as (
     select l.kind, c.n from lanes l cross join lateral (
       select count(*) as n from (
         select from pipeline.task t
-        where t.lane_id = l.id and t.token is null and t.ready_at <= clock_timestamp() limit p_enough) s) c
+        where t.lane_id = l.id and t.token is null and not t.suspect
+          and t.ready_at between l.floor and clock_timestamp() limit p_enough) s) c
+    union all
+    select l.kind, count(*) from pipeline.task t join lanes l on l.id = t.lane_id
+    where t.token is null and t.suspect and t.ready_at <= clock_timestamp() group by l.kind
     union all
     select l.kind, count(*) from pipeline.task t join lanes l on l.id = t.lane_id
     where t.token is not null and t.worker = any (v_gone) group by l.kind

@@ -54,6 +54,7 @@ declare
   v_letter    pipeline.dead_letter;
   v_execution pipeline.execution;
   v_budget    int;
+  v_lane      int;
   v_answer    jsonb;
 begin
   v_answer := pipeline._answered(p_request_id, 'replay', p_letter::text);
@@ -90,11 +91,10 @@ begin
     end if;
   end if;
 
-  insert into pipeline.task (id, lane_id, execution_id, generation, batch, attempts, max_attempts, key, payload)
-  values (v_letter.task_id,
-          pipeline._lane(v_letter.queue, v_letter.pipeline, v_letter.kind, v_letter.priority, v_letter.tenant),
-          v_letter.execution_id, v_letter.generation, v_letter.batch, v_letter.attempts,
-          v_letter.attempts + v_budget, v_letter.key, v_letter.payload);
+  v_lane := pipeline._lane(v_letter.queue, v_letter.pipeline, v_letter.kind, v_letter.priority, v_letter.tenant);
+  insert into pipeline.task (id, lane_id, execution_id, generation, batch, attempts, max_attempts, key, payload, ready_at)
+  values (v_letter.task_id, v_lane, v_letter.execution_id, v_letter.generation, v_letter.batch, v_letter.attempts,
+          v_letter.attempts + v_budget, v_letter.key, v_letter.payload, pipeline._ready_at(v_lane));
   update pipeline.dead_letter set resolution = 'replayed', resolved_at = clock_timestamp(), resolved_by = p_by
   where id = p_letter;
   perform pipeline._wake(v_letter.queue);

@@ -14,7 +14,6 @@ as $$
 #variable_conflict use_column
 declare
   v_queue pipeline.queue;
-  v_now   timestamptz := clock_timestamp();
   v_same  boolean;
 begin
   perform pipeline._durable();
@@ -75,13 +74,14 @@ begin
     from stored s join first_of_key f using (key)
   ),
   lanes as materialized (  -- new ones are made in order too
-    select d.*, pipeline._lane(p_queue, d.pipeline, d.kind, d.priority, d.tenant) as id
+    select d.*, l.id, pipeline._ready_at(l.id) as ready_at
     from (select distinct pipeline, kind, priority, tenant from placed order by 1, 2, 3, 4) d
+    cross join lateral pipeline._lane(p_queue, d.pipeline, d.kind, d.priority, d.tenant) l(id)
   ),
   enqueued as (
     insert into pipeline.task (id, lane_id, execution_id, generation, batch, ready_at, max_attempts, key, payload)
     select f.task_id, l.id, (f.body->>'execution_id')::bigint, (f.body->>'generation')::int, (f.body->>'batch')::int,
-           v_now + make_interval(secs => coalesce((f.body->>'delay_seconds')::float8, 0)),
+           l.ready_at + make_interval(secs => coalesce((f.body->>'delay_seconds')::float8, 0)),
            v_queue.max_attempts, f.key, f.body->'payload'
     from placed f join lanes l using (pipeline, kind, priority, tenant)
     returning id

@@ -192,9 +192,10 @@ begin
     returning b.number
   ),
   enqueued as (
-    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select (select pipeline._batch_lane(v_execution, v_pipeline.queue)), v_execution.id, v_execution.generation, m.number, q.max_attempts
-    from made m cross join pipeline.queue q where q.name = v_pipeline.queue
+    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
+    select l.id, v_execution.id, v_execution.generation, m.number, q.max_attempts, l.ready_at
+    from made m cross join pipeline._batch_lane(v_execution, v_pipeline.queue) l
+    cross join pipeline.queue q where q.name = v_pipeline.queue
     order by m.number
     returning 1
   ),
@@ -223,17 +224,18 @@ begin
 end
 $$;
 
--- The lane of the execution's batches. Its callback's is made here too: made by the finish that needs
--- it first, it would have other finishes wait, and crosswise.
-create or replace function pipeline._batch_lane(p_execution pipeline.execution, p_queue text) returns int
+-- The lane of the execution's batches, and when they are ready. Its callback's lane is made here too: made
+-- by the finish that needs it first, it would have other finishes wait, and crosswise.
+create or replace function pipeline._batch_lane(
+  p_execution pipeline.execution, p_queue text, out id int, out ready_at timestamptz
+)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_id int := pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
 begin
+  id := pipeline._lane(p_queue, p_execution.pipeline, 'batch', p_execution.priority, p_execution.tenant);
   perform pipeline._lane(p_queue, p_execution.pipeline, 'callback', p_execution.priority, p_execution.tenant);
-  return v_id;
+  ready_at := pipeline._ready_at(id);
 end
 $$;
 
@@ -276,9 +278,10 @@ begin
     returning b.number
   ),
   enqueued as (
-    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts)
-    select (select pipeline._batch_lane(p_execution, p_pipeline.queue)), p_execution.id, p_execution.generation, m.number, q.max_attempts
-    from made m cross join pipeline.queue q where q.name = p_pipeline.queue
+    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
+    select l.id, p_execution.id, p_execution.generation, m.number, q.max_attempts, l.ready_at
+    from made m cross join pipeline._batch_lane(p_execution, p_pipeline.queue) l
+    cross join pipeline.queue q where q.name = p_pipeline.queue
     order by m.number
     returning 1
   )

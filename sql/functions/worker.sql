@@ -35,7 +35,7 @@ drop function if exists pipeline.beat(uuid, bigint[], uuid[], uuid[], boolean);
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
 -- the process did not know, "at", "locked"}. p_pending are claims whose answer is still on its way. p_listed_after
 -- is the "at" of the beat before: what was claimed since may have come back after the process
--- listed what it holds, so it is left to the next beat.
+-- listed what it holds, so it is left to the next beat. It also moves the floors that keep claims quick.
 create or replace function pipeline.beat(
   p_worker uuid, p_tasks bigint[], p_tokens uuid[], p_pending uuid[] default '{}', p_relock boolean default false,
   p_listed_after timestamptz default 'infinity'
@@ -50,8 +50,17 @@ declare
   v_ended   jsonb;
   v_task    pipeline.task;
   v_count   int := 0;
+  v_floor   timestamptz;
+  v_lanes   int[];
 begin
-  update pipeline.worker set beat_at = clock_timestamp() where id = p_worker and stopped_at is null
+  -- The floor moves only while no claim of this worker is under way, which could lease below it.
+  if pg_try_advisory_xact_lock(hashtextextended(p_worker::text, 2)) then
+    select least(clock_timestamp(), min(t.claimed_at)), array_agg(distinct t.lane_id) into v_floor, v_lanes
+    from pipeline.worker w join pipeline.task t on t.worker = w.id and t.token is not null and t.claimed_at >= w.floor
+    where w.id = p_worker;
+  end if;
+  update pipeline.worker set beat_at = clock_timestamp(), floor = greatest(floor, v_floor)
+  where id = p_worker and stopped_at is null
   returning * into v_worker;
   if not found then
     raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
@@ -70,13 +79,16 @@ begin
 
   for v_task in
     select * from pipeline.task t
-    where t.worker = p_worker and t.token is not null
+    where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor
       and t.token <> all (p_tokens) and t.claim_id <> all (p_pending) and t.claimed_at < p_listed_after
     order by t.id for update skip locked
   loop
     perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
     v_count := v_count + 1;
   end loop;
+  if v_lanes is not null then
+    perform pipeline._move_floors(v_lanes);
+  end if;
   return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at, 'locked', v_locked);
 end
 $$;
@@ -156,7 +168,7 @@ begin
     token = null, worker = null, claim_id = null, claimed_at = null, run_deadline = null,
     attempts = attempts - p_uncount::int,
     suspect = coalesce(p_suspect, suspect),
-    ready_at = clock_timestamp() + make_interval(secs => p_delay_seconds)
+    ready_at = pipeline._ready_at(p_task.lane_id) + make_interval(secs => p_delay_seconds)
   where id = p_task.id;
   if p_delay_seconds = 0 then
     perform pipeline._wake(v_queue);

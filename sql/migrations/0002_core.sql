@@ -112,7 +112,7 @@ create table pipeline.batch (
 create index batch_unreported on pipeline.batch (execution_id, number)
   where state = 'committed' and reported_generation < generation;
 
--- What tasks are sorted by before age. A lane is made once and never changes.
+-- What tasks are sorted by before age. A lane is made once; only its floor moves.
 create table pipeline.lane (
   id       int generated always as identity primary key,
   queue    text not null references pipeline.queue,
@@ -120,8 +120,9 @@ create table pipeline.lane (
   kind     text not null check (kind ~ '^[A-Za-z0-9_.:-]{1,100}$'),
   priority smallint not null,
   tenant   text not null,
+  floor    timestamptz not null default '-infinity',  -- no ready task of it was ready before
   unique (queue, pipeline, kind, priority, tenant)
-);
+) with (fillfactor = 50);
 
 create sequence pipeline.task_id as bigint;
 
@@ -132,7 +133,7 @@ create table pipeline.task (
   execution_id bigint,
   generation   int,
   batch        int check (batch >= 0),
-  ready_at     timestamptz not null default now(),
+  ready_at     timestamptz not null,  -- from pipeline._ready_at, and no other clock
   attempts     int not null default 0 check (attempts >= 0),
   max_attempts int not null check (max_attempts >= 1),
   suspect      boolean not null default false,  -- its last worker died: runs alone
@@ -149,7 +150,7 @@ create table pipeline.task (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 create index task_ready on pipeline.task (lane_id, ready_at, id) where token is null and not suspect;
 create index task_suspect on pipeline.task (ready_at, id) where token is null and suspect;
-create index task_leased on pipeline.task (worker, run_deadline) where token is not null;
+create index task_leased on pipeline.task (worker, claimed_at) where token is not null;
 create index task_execution on pipeline.task (execution_id, batch);
 
 -- One row per ended lease; a living lease is in its task. Append-only, but for lost -> fenced.
@@ -255,6 +256,7 @@ create table pipeline.worker (
   lock_key   bigint,                 -- null: behind a pooler, where locks lie
   started_at timestamptz not null default clock_timestamp(),
   beat_at    timestamptz not null default clock_timestamp(),
+  floor      timestamptz not null default '-infinity',  -- no lease that it holds was claimed before
   stopped_at timestamptz
 ) with (fillfactor = 50);
 
