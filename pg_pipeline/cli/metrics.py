@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from pg_pipeline.cli import shapes
 from pg_pipeline.cli.database import opened
+from pg_pipeline.cli.output import AsJson, emit
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.metrics import samples
 from pg_pipeline.errors import PgPipelineError
@@ -46,9 +48,12 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def metrics() -> None:
+def metrics(as_json: AsJson = False) -> None:
     """Print the metrics once, as Prometheus reads them; `pg-pipeline serve` serves them."""
     with opened() as db:
+        if as_json:
+            emit([{name: getattr(sample, name) for name in shapes.SAMPLE} for sample in samples(db)])
+            return
         typer.echo(generate_latest(registry(db)).decode(), nl=False)
 
 
