@@ -15,7 +15,7 @@ help:
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
 	@echo "make site         the pages as a site: build/site/index.html"
-	@echo "make pictures     docs/report.png, from the newest execution, with chromium (make demo makes one)"
+	@echo "make pictures     docs/demo.svg and docs/report.png, from a real run of the demo, with chromium"
 	@echo "make clean        remove everything that make made, the embedded database included"
 
 # Installed again only when what is installed may have changed.

@@ -1,11 +1,14 @@
 """What every command shares: where it prints, how it escapes, what its exit code means."""
 
 import json
+import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,6 +31,16 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, bidi overrides, half chara
 
 _NUMBERS = ("files", "batches", "rows", "bytes", "size", "attempts", "ready", "delayed", "leased", "workers", "leases")
 _KEYS = ("execution", "letter", "status", "kind", "batch", "gen", "attempt", "outcome", "promise")  # copied whole
+
+
+def typed(*words: str) -> str:
+    """A command of ours as it can be typed here: in a checkout the program is not on the PATH."""
+    if shutil.which("pg-pipeline"):
+        return " ".join(("pg-pipeline", *words))
+    called = Path(sys.argv[0])
+    if called.name == "pg-pipeline":
+        return " ".join((os.path.relpath(called), *words))
+    return " ".join((sys.executable, "-m", "pg_pipeline", *words))
 
 
 def group(**options: Any) -> typer.Typer:
