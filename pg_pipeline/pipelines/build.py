@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -34,13 +35,14 @@ def definitions(
     executor: dg.ExecutorDefinition | None = dg.in_process_executor,
     max_workers: int = 1,
     alert: Alert | None = None,
+    resources: Mapping[str, Any] | None = None,
 ) -> dg.Definitions:
     """Assets, a worker job, sensors and checks for these pipelines, which share their workers.
 
     `name` begins the names of the job and the sensors; `pool` limits Spark work across runs. Set `executor` to None
     where other definitions bring their own; each Spark step of a multiprocess run then starts a session.
     `max_workers` is how many worker runs the depth sensor keeps going; `alert` is called for each dead letter and each
-    batch that set files aside.
+    batch that set files aside. `resources` take the place of ours: `pyspark` for a cluster, `coordination`.
     """
     names = [pipeline.name for pipeline in pipelines]
     if not names or len(set(names)) < len(names):
@@ -65,6 +67,10 @@ def definitions(
         asset_checks=[checks_of(pipeline) for pipeline in pipelines],
         jobs=[job],
         sensors=sensors,
-        resources={**RESOURCES, **{f"{pipeline.name}_rows": rows_io(pipeline.sink) for pipeline in pipelines}},
+        resources={
+            **RESOURCES,
+            **{f"{pipeline.name}_rows": rows_io(pipeline.sink) for pipeline in pipelines},
+            **(resources or {}),
+        },
         executor=executor,
     )

@@ -11,6 +11,7 @@ from pg_pipeline.errors import ConfigurationError
 from pg_pipeline.pipelines import FilePipeline
 from pg_pipeline.pipelines.orders import orders
 from pg_pipeline.pipelines.web_events import web_events
+from pg_pipeline.resources import SparkResource
 from pg_pipeline.sinks.postgres import PostgresTable
 
 GOOD: dict[str, Any] = {
@@ -35,6 +36,15 @@ def test_pipelines_merge_with_each_other_and_with_a_users_own() -> None:
     merged = dg.Definitions.merge(orders.definitions(), web_events.definitions(), dg.Definitions(assets=[mine]))
     dg.Definitions.validate_loadable(merged)
     assert {job.name for job in merged.jobs or ()} == {"orders_worker", "web_events_worker"}  # type: ignore[union-attr]
+
+
+def test_a_users_resource_takes_the_place_of_ours() -> None:
+    cluster = SparkResource(spark_config={"spark.master": "spark://cluster:7077"})
+    loaded = orders.definitions(resources={"pyspark": cluster})
+    dg.Definitions.validate_loadable(loaded)
+    assert loaded.resources is not None
+    assert loaded.resources["pyspark"] is cluster
+    assert set(loaded.resources) == set(orders.definitions().resources or ())
 
 
 def test_what_a_user_writes_needs_four_arguments() -> None:
