@@ -39,9 +39,10 @@ def test_version(run: Run) -> None:
 
 
 def test_wrong_usage_exits_with_2(run: Run) -> None:
-    shown = run("migrate", "--no-such-option")
-    assert shown.process.returncode == 2
-    assert "--no-such-option" in shown.stderr
+    for words in (("migrate", "--no-such-option"), ("dlq", "show"), ("nonsense",), ("queue", "pause", "default")):
+        shown = run(*words)
+        assert shown.process.returncode == 2
+        assert re.fullmatch(r"Error: .+: see pg-pipeline.* --help\.\n", shown.stderr)
 
 
 def test_migrate_and_its_check(run: Run, empty_dsn: str) -> None:

@@ -1,6 +1,7 @@
 """No command without a test that runs it, no reading command without --json, and completion that knows them all."""
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,3 +122,64 @@ def test_metrics_answer_in_json(asked: Any) -> None:
     found = asked("metrics")
     assert {tuple(one) for one in found} == {tuple(shapes.SAMPLE)}
     assert {"name": "outbox", "labels": {"state": "dead"}, "value": 0} in found
+
+
+# Each command as one would type it, and its exit code while Postgres is away.
+AWAY: dict[str, tuple[str, int]] = {
+    "demo": ("--files 20 --rows 1", 1),
+    "up": ("", 1),
+    "submit": ("orders README.md", 1),
+    "status": ("", 1),
+    "executions": ("", 1),
+    "explain": ("20261118-0001", 1),
+    "attempts": ("20261118-0001", 1),
+    "audit": ("", 1),
+    "report": ("20261118-0001", 1),
+    "rerun": ("20261118-0001 --yes", 1),
+    "cancel": ("20261118-0001 --reason no --yes", 1),
+    "dlq list": ("", 1),
+    "dlq show": ("1", 1),
+    "dlq replay": ("1", 1),
+    "dlq discard": ("1 --why no --yes", 1),
+    "quarantine list": ("", 1),
+    "quarantine show": ("20261118-0001 /in/a", 1),
+    "quarantine replay": ("20261118-0001 --yes", 1),
+    "queue list": ("", 1),
+    "queue pause": ("default --reason no", 1),
+    "queue resume": ("default", 1),
+    "reap": ("", 1),
+    "health": ("", 3),
+    "metrics": ("", 0),  # pg_pipeline_up is 0, and that is the answer
+    "migrate": ("", 1),
+    "doctor": ("", 3),
+}
+
+
+def test_the_table_of_commands_is_whole() -> None:
+    assert set(AWAY) == {name for name, _ in commands()} - {"serve"}, "which waits for Postgres: see test_serve.py"
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_an_error_is_one_sentence_and_its_exit_code(
+    child: Callable[..., ChildProcess], name: str, tmp_path: Path
+) -> None:
+    arguments, code = AWAY[name]
+    env = {"PG_PIPELINE_DSN": "postgresql://127.0.0.1:1/away", "PG_PIPELINE_STATE_DIR": str(tmp_path)}
+    process = child(None, *name.split(), *arguments.split(), module="pg_pipeline", env=env)
+    assert process.wait() == code, process.stderr
+    if code != 1:
+        assert process.stderr == ""
+        return
+    (sentence,) = process.stderr.splitlines()
+    assert re.fullmatch(r"Error: Postgres cannot be reached at .*\.", sentence)
+
+
+def test_completion_installs_itself_where_the_shell_finds_it(
+    child: Callable[..., ChildProcess], tmp_path: Path
+) -> None:
+    installed = child(None, "--install-completion", "bash", module="pg_pipeline", env={"HOME": str(tmp_path)})
+    assert installed.wait() == 0, installed.stderr
+    script = "source ~/.bashrc; complete -p pg-pipeline"
+    shell = child(command=("bash", "--norc", "-c", script), env={"HOME": str(tmp_path)})
+    assert shell.wait() == 0, shell.stderr
+    assert "_pg_pipeline_completion" in shell.stdout
