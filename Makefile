@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
 
 .PHONY: help demo test test-system test-all lint format docs pictures clean
 
@@ -45,7 +46,7 @@ pictures: $(READY)
 	@$(BIN)/python docs/pictures.py
 
 test: lint
-	@$(PYTEST) -m "not system and not long"
+	@$(PYTEST) -n $(JOBS) --dist worksteal -m "not system and not long"
 
 test-system: $(READY)
 	@.ci/system-packages
