@@ -70,7 +70,7 @@ begin
       when l.kind not in ('batch', 'callback') then null
       when x.id is null then format('its execution %s does not exist', coalesce(t.execution_id::text, '(none)'))
       when t.generation is null or t.generation > x.generation then format('execution %s has no generation %s', x.key, coalesce(t.generation::text, '(none)'))
-      when t.generation < x.generation or x.state not in ('open', 'sealed') then 'over'
+      when t.key is null and (t.generation < x.generation or x.state not in ('open', 'sealed')) then 'over'
       when l.pipeline <> x.pipeline then format('execution %s is of pipeline %s', x.key, x.pipeline)
       when t.key is not null then format('a %s task comes from a submission, not from send', l.kind)
       when t.payload is not null and jsonb_typeof(t.payload) <> 'object' then 'its payload is not a json object'
@@ -88,6 +88,7 @@ begin
       delete from pipeline.task t where t.id <> all (p_ids) and t.id = any (array(
         select o.id from pipeline.task o join pipeline.lane l on l.id = o.lane_id and l.kind in ('batch', 'callback')
         where o.execution_id = v_task.execution_id and o.token is null and o.generation <= v_task.generation
+          and o.key is null  -- what came from send is a dead letter, never silently gone
         limit 10000 for update of o skip locked));
     else
       perform pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
