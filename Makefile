@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 
-.PHONY: help demo test test-system test-all verify lint format docs pictures clean
+.PHONY: help demo test test-system test-all verify lint format docs site pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -16,7 +16,8 @@ help:
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
-	@echo "make pictures     docs/report.png, from the newest execution, with chromium (make demo makes one)"
+	@echo "make site         the pages as a site: build/site/index.html"
+	@echo "make pictures     docs/demo.svg and docs/report.png, from a real run of the demo, with chromium"
 	@echo "make clean        remove everything that make made, the embedded database included"
 
 # Installed again only when what is installed may have changed.
@@ -42,6 +43,10 @@ format: $(READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/reference.py
+
+site: $(READY)
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --quiet docs build/site
+	@echo "build/site/index.html"
 
 pictures: $(READY)
 	@$(BIN)/python docs/pictures.py

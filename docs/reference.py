@@ -25,7 +25,8 @@ def _cli() -> Iterator[str]:
     yield ""
     yield (
         "Exit codes: 0 done, 1 failed, 2 wrong usage (also: a question that nobody could answer), "
-        "3 found problems (`audit`, `doctor`, `migrate --check`). Errors are one sentence on stderr. Colours, bars and "
+        "3 found problems (`audit`, `doctor`, `health`, `migrate --check`), 130 stopped by Ctrl-C. "
+        "Errors are one sentence on stderr. Colours, bars and "
         "live views are off where the output is not a terminal. `pg-pipeline --install-completion` sets up your shell."
     )
     yield from _commands(get_command(app), "pg-pipeline")

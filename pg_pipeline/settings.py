@@ -30,6 +30,11 @@ class Settings(BaseSettings):
         default=None,
         description="Module with your FilePipelines, for the command line; the examples without it.",
     )
+    pages_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="Where browsers reach `pg-pipeline serve`; Dagster's runs link to the reports there. `up` sets it.",
+    )
     state_dir: Path = Field(
         default_factory=default_state_dir,
         description="Where the embedded Postgres and other local state live.",

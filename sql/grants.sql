@@ -29,7 +29,7 @@ declare
 begin
   for v_grant in
     select * from (values
-      ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files', 'metrics',
+      ('pipeline_reader',    array['audit', 'explain', 'file_key', 'executions', 'dead_letters', 'show_dead_letter', 'quarantined_files', 'metrics', 'worker_health', 'health_limit',
                                       'parquet_files']),
       ('pipeline_reader',    array['unreported_batches', 'unreported_summaries', 'batch_places', 'callback_holder', 'depth',
                                       'waiting_callbacks', 'run_lives', 'known_requests', 'ended_before',

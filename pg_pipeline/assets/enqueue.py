@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from pg_pipeline.assets.keys import Registrar
+from pg_pipeline.assets.report import report_link
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.partitions import known_requests
 from pg_pipeline.coordination.submission import Submission
@@ -131,6 +132,7 @@ def _metadata(made: Sequence[Submission]) -> dict[str, Any]:
     }
     if len(made) == 1:
         shown["execution"] = made[0].execution
+        shown["report"] = report_link(made[0].execution)
     if made:
         rows = [
             dg.TableRecord(

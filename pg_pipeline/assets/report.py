@@ -13,6 +13,7 @@ from pg_pipeline.coordination import executions, partitions
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.partitions import BatchReport, ExecutionReport
 from pg_pipeline.pipelines.pipeline import FilePipeline
+from pg_pipeline.settings import get_settings
 from pg_pipeline.sinks.parquet import ParquetDataset
 from pg_pipeline.sinks.postgres import PostgresTable
 
@@ -121,6 +122,7 @@ class Reporter:
             "rows_per_second": round(rows_out / seconds, 1) if seconds else 0.0,
             "generation": report.generation,
             "execution": report.execution,
+            "report": report_link(report.execution),
             TOKEN: str(report.token),
             **relation(self._pipelines[report.pipeline]),
         }
@@ -146,7 +148,7 @@ class Reporter:
             "rows_in": report.rows_in,
             "rows_out": report.rows_out,
             "quarantined": report.quarantined,
-            "report": dg.MetadataValue.md(f"`pg-pipeline report {report.execution}`"),
+            "report": report_link(report.execution),
         }
         if report.ended_at is not None:
             shown["duration_seconds"] = round((report.ended_at - report.created_at).total_seconds(), 3)
@@ -173,6 +175,14 @@ class Reporter:
             dg.AssetRecordsFilter(asset, asset_partitions=[partition]), limit=1
         ).records
         return records[0].asset_materialization if records else None
+
+
+def report_link(execution: str) -> dg.MetadataValue[Any]:
+    """The execution's report page, where pages are served; the command that writes it elsewhere."""
+    pages = get_settings().pages_url
+    if pages is None:
+        return dg.MetadataValue.md(f"`pg-pipeline report {execution}`")
+    return dg.MetadataValue.url(f"{pages.rstrip('/')}/report/{execution}")
 
 
 def relation(pipeline: FilePipeline) -> dict[str, Any]:

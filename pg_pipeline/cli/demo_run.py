@@ -19,9 +19,10 @@ import dagster as dg
 from psycopg import sql
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from pg_pipeline.cli.demo_files import Planted, plant
-from pg_pipeline.cli.output import console
+from pg_pipeline.cli.output import console, say, typed
 from pg_pipeline.coordination import executions, partitions, submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.java import ensure_java
@@ -47,10 +48,11 @@ def run(files: int, rows: int) -> None:
     began = time.monotonic()
     resource = CoordinationResource()
     try:
-        _Demo(resource).run(files, rows)
+        execution = _Demo(resource).run(files, rows)
     finally:
         resource.close()
-    console.print(f"Done in {time.monotonic() - began:.0f} s. To look around: [bold]pg-pipeline up[/bold]")
+    say(f"Done in {time.monotonic() - began:.0f} s. A page of it: {typed('report', execution)}")
+    say(f"Dagster's UI: {typed('up')}", style="bold")
 
 
 class _Demo:
@@ -59,12 +61,13 @@ class _Demo:
         self._resource = resource
         self._workers: list[subprocess.Popen[bytes]] = []
 
-    def run(self, files: int, rows: int) -> None:
+    def run(self, files: int, rows: int) -> str:
         with self._bar.shown(), self._ended():
             self._set_up(files, rows)
             execution = self._enqueue()
             killed = self._work(execution)
         self._tell(execution, killed)
+        return execution
 
     def _set_up(self, files: int, rows: int) -> None:
         settings = get_settings()
@@ -162,11 +165,15 @@ class _Demo:
             ("lost", f"{missing}"),
             ("audit", "clean" if not violations else f"{len(violations)} violations"),
         ):
-            table.add_row(name, value)
+            right = value in ("0", "clean") or name == "quarantined files"
+            table.add_row(name, Text(value, style="green" if right else ""))
+        console.print()
         console.print(table)
+        console.print()
         console.print("Orders by country, from the callback that ran once:")
         for row in (report.summary or {}).get("rows", []):
             console.print(f"  {row['country']}  {row['orders']:>7,} orders  {float(row['amount']):>14,.2f}")
+        console.print()
         if violations or doubled or missing or report.quarantined != self._planted.broken:
             raise DemoFailed(f"The count is wrong: look with pg-pipeline explain {execution}.")
 

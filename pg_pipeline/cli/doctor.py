@@ -6,19 +6,15 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import typer
 from psycopg.rows import namedtuple_row
-from rich.table import Table
-from rich.text import Text
 
 from pg_pipeline import __version__
-from pg_pipeline.cli import shapes
-from pg_pipeline.cli.output import EXIT_PROBLEMS, AsJson, console, emit
+from pg_pipeline.cli.findings import Finding, tell
+from pg_pipeline.cli.output import AsJson
 from pg_pipeline.coordination import migrations
 from pg_pipeline.coordination.connect import connect
 from pg_pipeline.embedded.java import ensure_java, java_version
@@ -31,35 +27,11 @@ PACKAGES = ("dagster", "dagster-webserver", "dagster-postgres", "dagster-pyspark
 LOW_ROOM = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at; `fix` says how to mend it and is empty where all is well."""
-
-    name: str
-    found: str
-    fix: str = ""
-
-
 def doctor(as_json: AsJson = False) -> None:
     """Check Postgres, Java, Spark, versions, rights, folders and clocks; exit 3 where something needs mending."""
     settings = get_settings()
     findings = [finding for check in CHECKS for finding in _run(check, settings)]
-    if as_json:
-        emit([{name: getattr(finding, name) for name in shapes.FINDING} for finding in findings])
-        if any(finding.fix for finding in findings):
-            raise typer.Exit(EXIT_PROBLEMS)
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in findings:
-        mark = Text("problem", style="bold red") if finding.fix else Text("ok", style="green")
-        table.add_row(mark, finding.name, Text(finding.found))
-        if finding.fix:
-            table.add_row("", "", Text(f"→ {finding.fix}", style="yellow"))
-    console.print(table)
-    problems = sum(bool(finding.fix) for finding in findings)
-    console.print(f"{problems} problems found." if problems != 1 else "1 problem found.")
-    if problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+    tell(findings, as_json)
 
 
 def _run(check: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:

@@ -29,7 +29,9 @@ COMMANDS = {
     "quarantine": "quarantine:app",
     "queue": "queue:app",
     "reap": "reap:reap",
+    "health": "health:health",
     "metrics": "metrics:metrics",
+    "serve": "serve:serve",
     "migrate": "migrate:migrate",
     "doctor": "doctor:doctor",
 }

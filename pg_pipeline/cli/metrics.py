@@ -1,22 +1,22 @@
-"""`pg-pipeline metrics`: what Prometheus scrapes, read from the tables at each scrape."""
+"""`pg-pipeline metrics`: what Prometheus scrapes from `serve`, read from the tables at each scrape."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import psycopg
 import typer
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from pg_pipeline.cli import shapes
 from pg_pipeline.cli.database import opened
-from pg_pipeline.cli.output import say
+from pg_pipeline.cli.output import AsJson, emit
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.metrics import samples
-from pg_pipeline.errors import ConfigurationError, PgPipelineError
+from pg_pipeline.errors import PgPipelineError
 
 # What each is, and its labels. Gauges: history is pruned, so nothing here only ever grows.
 METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -26,12 +26,20 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "workers": ("Workers that have not stopped, by status.", ("queue", "status")),
     "executions": ("Living executions, by status.", ("pipeline", "status")),
     "attempts_recent": (
-        "Attempts that ended in the last five minutes; lost: taken away, fenced: done, but could not finish.",
+        "Attempts that ended in the last five minutes; lost: taken away, fenced: and came back too late.",
         ("queue", "kind", "outcome"),
     ),
     "attempt_seconds_recent": (
-        "How long those took that were committed, finish included.",
+        "How long those took that were committed, from claim to finish.",
         ("queue", "kind", "quantile"),
+    ),
+    "finish_seconds_recent": (
+        "How long their finishes took: the transaction that publishes and settles, up to its commit.",
+        ("queue", "kind", "quantile"),
+    ),
+    "unfinished_recent": (
+        "Work of the last five minutes that was done and could not finish, by why.",
+        ("queue", "why"),
     ),
     "dead_letters": ("Dead letters that wait for a person.", ("queue", "pipeline", "reason")),
     "quarantined_files": ("Files in quarantine.", ("pipeline",)),
@@ -40,25 +48,19 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def metrics(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: print once and end.")] = 0,
-    address: Annotated[str, typer.Option(help="On which address.")] = "127.0.0.1",
-) -> None:
-    """Serve metrics for Prometheus, or print them once."""
-    registry = CollectorRegistry()
+def metrics(as_json: AsJson = False) -> None:
+    """Print the metrics once, as Prometheus reads them; `pg-pipeline serve` serves them."""
     with opened() as db:
-        registry.register(_Tables(db))
-        if not port:
-            typer.echo(generate_latest(registry).decode(), nl=False)
+        if as_json:
+            emit([{name: getattr(sample, name) for name in shapes.SAMPLE} for sample in samples(db)])
             return
-        try:
-            start_http_server(port, address, registry=registry)
-        except OSError as error:
-            raise ConfigurationError(
-                f"Nothing can listen on {address}:{port} ({error.strerror}): choose another --port."
-            ) from None
-        say(f"Metrics are at {address}:{port}/metrics, until Ctrl-C.")
-        threading.Event().wait()
+        typer.echo(generate_latest(registry(db)).decode(), nl=False)
+
+
+def registry(db: Database) -> CollectorRegistry:
+    made = CollectorRegistry()
+    made.register(_Tables(db))
+    return made
 
 
 class _Tables(Collector):

@@ -1,12 +1,15 @@
 """What every command shares: where it prints, how it escapes, what its exit code means."""
 
 import json
+import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -26,7 +29,18 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, bidi overrides, half characters, odd line ends
 
-_NUMBERS = ("files", "batches", "rows", "size", "attempts", "ready", "delayed", "leased", "workers", "leases")
+_NUMBERS = ("files", "batches", "rows", "bytes", "size", "attempts", "ready", "delayed", "leased", "workers", "leases")
+_KEYS = ("execution", "letter", "status", "kind", "batch", "gen", "attempt", "outcome", "promise")  # copied whole
+
+
+def typed(*words: str) -> str:
+    """A command of ours as it can be typed here: in a checkout the program is not on the PATH."""
+    if shutil.which("pg-pipeline"):
+        return " ".join(("pg-pipeline", *words))
+    called = Path(sys.argv[0])
+    if called.name == "pg-pipeline":
+        return " ".join((os.path.relpath(called), *words))
+    return " ".join((sys.executable, "-m", "pg_pipeline", *words))
 
 
 def group(**options: Any) -> typer.Typer:
@@ -63,21 +77,9 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="dim")
-    numbers = (
-        "files",
-        "batches",
-        "rows",
-        "bytes",
-        "size",
-        "attempts",
-        "ready",
-        "delayed",
-        "leased",
-        "workers",
-        "leases",
-    )
     for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+        made.add_column(name, justify=side, overflow="fold", no_wrap=name in (*_NUMBERS, *_KEYS))
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
     return made

@@ -145,6 +145,13 @@ REAPED = {"leader": "false while another process leads: nothing was done then", 
 
 FINDING = {"name": "what was looked at", "found": "what was found", "fix": "how to mend it; empty where all is well"}
 
+MIGRATED = {
+    "current": "whether the schema is what this release needs, now",
+    "applied": "what was applied just now",
+    "pending": "what is missing",
+}
+SAMPLE = {"name": "the metric, without pg_pipeline_", "labels": "its labels", "value": "a number"}
+
 # What each command that reads, or answers, gives: (an array of them, the shape).
 BY_COMMAND = {
     "submit": (False, SUBMISSION),
@@ -163,6 +170,9 @@ BY_COMMAND = {
     "quarantine replay": (True, RERUN),
     "queue list": (True, QUEUE),
     "reap": (False, REAPED),
+    "health": (True, FINDING),
+    "metrics": (True, SAMPLE),
+    "migrate": (False, MIGRATED),
     "doctor": (True, FINDING),
 }
 # Parts of `status`.

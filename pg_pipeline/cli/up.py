@@ -18,7 +18,9 @@ import requests
 import typer
 
 from pg_pipeline.cli.output import console
+from pg_pipeline.cli.serve import answering, application, bound
 from pg_pipeline.coordination import migrations
+from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.postgres import ensure_running
 from pg_pipeline.errors import ConfigurationError, PgPipelineError
@@ -35,8 +37,14 @@ class UpFailed(PgPipelineError):
 def up(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the web UI.")] = 3000,
     host: Annotated[str, typer.Option(help="Where the web UI listens.")] = "127.0.0.1",
+    pages_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of reports, metrics and health; the next one by default.")
+    ] = None,
 ) -> None:
-    """Start Postgres, the Dagster web UI and the daemon; Ctrl-C stops what was started."""
+    """Start Postgres, the Dagster web UI and the daemon; Ctrl-C stops what was started.
+
+    Beside the web UI it serves what `pg-pipeline serve` does: Dagster's runs link to the reports there.
+    """
     from pg_pipeline.resources.instance import dagster_home  # imports Dagster: seconds
 
     if _taken(host, port):
@@ -50,11 +58,20 @@ def up(
     log = Path(os.path.abspath(settings.state_dir.expanduser())) / "up.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     console.print(f"Postgres is up. Dagster starts (log: {log}) …")
-    with _stoppable(), _dagster(host, port, home, log) as process:
-        address = f"http://{host}:{port}"
+    address = _url(host, port)
+    pages_port = pages_port or (port + 1 if port < 65535 else port - 1)
+    pages = _url(host, pages_port)
+    with (
+        Database(dsn, timeout=settings.connect_timeout) as db,
+        bound(host, pages_port, application(db, address)) as server,
+        _stoppable(),
+        _dagster(host, port, home, log, settings.pages_url or pages) as process,
+        answering(server),
+    ):
         _wait(process, address, log)
         for trouble in _load_errors(address):
             console.print(f"[red]A code location did not load:[/red] {trouble} (see {log})")
+        console.print(f"Reports, metrics and health: {pages}")
         console.print(f"Ready: {address} (drop files into a landing folder; Ctrl-C stops)")
         with suppress(KeyboardInterrupt):
             code = process.wait()
@@ -63,14 +80,14 @@ def up(
 
 
 @contextmanager
-def _dagster(host: str, port: int, home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _dagster(host: str, port: int, home: Path, log: Path, pages: str) -> Iterator[subprocess.Popen[bytes]]:
     """`dagster dev` in a session of its own: a Ctrl-C reaches it through us, once, and nothing of it stays behind."""
     what = [] if Path("workspace.yaml").exists() else ["-m", "pg_pipeline.definitions"]
     command = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *what]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "DAGSTER_HOME": str(home)},
+            env={**os.environ, "DAGSTER_HOME": str(home), "PG_PIPELINE_PAGES_URL": pages},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -155,6 +172,10 @@ def _session(leader: int) -> list[psutil.Process]:
             if one.pid != leader and os.getsid(one.pid) == leader:
                 found.append(one)
     return found
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _taken(host: str, port: int) -> bool:

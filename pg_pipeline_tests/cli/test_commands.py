@@ -53,7 +53,7 @@ def test_migrate_and_its_check(run: Run, empty_dsn: str) -> None:
     assert "0001_roles" in done.stdout
     after = run("migrate", "--check", PG_PIPELINE_DSN=empty_dsn)
     assert after.process.returncode == 0
-    assert "Nothing to do" in run("migrate", PG_PIPELINE_DSN=empty_dsn).stdout
+    assert "nothing to do" in run("migrate", PG_PIPELINE_DSN=empty_dsn).stdout
 
 
 def test_doctor_finds_nothing_wrong_with_a_good_set_up(run: Run, dsn: str) -> None:

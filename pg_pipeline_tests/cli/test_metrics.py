@@ -1,19 +1,18 @@
-"""`pg-pipeline metrics`: what Prometheus reads is what the tables say, also while Postgres is away."""
+"""`pg-pipeline metrics`: what Prometheus reads is what the tables say."""
 
-import socket
-import sys
-from collections.abc import Callable
-from urllib.request import urlopen
+from typing import Any
 
 import psycopg
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pg_pipeline.cli.metrics import METRICS
-from pg_pipeline.coordination import submission
+from pg_pipeline.coordination import executions, submission
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.worker import Worker
+from pg_pipeline.errors import LeaseLost
 from pg_pipeline_tests.cli.conftest import Program
 from pg_pipeline_tests.coordination.conftest import HandWorker, files
-from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 
 def read(text: str) -> dict[tuple[str, ...], float]:
@@ -33,6 +32,12 @@ def test_metrics_say_what_the_tables_say(program: Program, db: Database, hand: H
     zombie.die()
     hand.finish(*hand.claim(1), result={"quarantined": [{"ordinal": 0, "reason": "corrupt"}]})
     zombie.finish(stolen)
+    ended = submission.submit(db, "orders", files(2, prefix="ended"), request_key="ended", priority=1).execution
+    with Worker(db) as late:
+        (lease,) = late.claim(1)
+        executions.cancel(db, ended, "a test")
+        with pytest.raises(LeaseLost):
+            late.finish(lease)
     hand.fail(*hand.claim(1), retryable=False)
     submission.submit(db, "orders", files(8), request_key="known")  # ends at once, and tells
     found = read(program("metrics").stdout)
@@ -42,37 +47,24 @@ def test_metrics_say_what_the_tables_say(program: Program, db: Database, hand: H
     assert found["attempts_recent", "batch", "fenced", "default"] == 1
     assert found["attempts_recent", "batch", "committed", "default"] == 1
     assert found["attempt_seconds_recent", "batch", "1", "default"] > 0
+    assert found["finish_seconds_recent", "batch", "1", "default"] > 0
+    assert found["unfinished_recent", "default", "taken over"] == 1
+    assert found["unfinished_recent", "default", "execution ended"] == 1
     assert found["dead_letters", "orders", "default", "error"] == 1
     assert found["quarantined_files", "orders"] == 1
-    assert found["outbox", "pending"] == 1
+    assert found["outbox", "pending"] == 2
     assert found["oldest_task_seconds", "default"] > 0
     assert found["executions", "orders", "sealed"] == 1
 
 
-def test_metrics_are_served_and_outlive_the_database(
-    child: Callable[..., ChildProcess], dsn: str, db: Database, server: object
+def test_a_finish_is_timed_from_its_transactions_start_and_publishing_counts(
+    program: Program, db: Database, conn: psycopg.Connection[Any]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = (sys.executable, "-m", "pg_pipeline", "metrics", "--port", str(port))
-        refused = child(command=command, env={"PG_PIPELINE_DSN": dsn})
-        assert refused.wait() == 1
-        assert "Nothing can listen on" in refused.stderr
-    serving = child(command=command, env={"PG_PIPELINE_DSN": dsn})
-    serving.wait_for_output("Metrics are at")
-
-    def scraped() -> dict[tuple[str, ...], float]:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-            return read(answer.read().decode())
-
-    assert scraped()["up",] == 1
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
-    away = str(name) + "_away"
-    admin = dsn.replace(str(name), "postgres")
-    db.close()
-    with psycopg.connect(admin, autocommit=True) as conn:
-        conn.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'".encode())
-        conn.execute(f'alter database "{name}" rename to "{away}"'.encode())
-        assert scraped() == {("up",): 0}
-        conn.execute(f'alter database "{away}" rename to "{name}"'.encode())
-    wait_until(lambda: scraped()["up",] == 1, what="the metrics to come back")
+    submission.submit(db, "orders", files(2), request_key="k")
+    with Worker(db) as worker:
+        (lease,) = worker.claim(1)
+        worker.finish(lease, publish=lambda conn: conn.execute("select pg_sleep(0.3)"))
+    conn.execute("update pipeline.attempt set claimed_at = claimed_at - interval '1 h'")
+    found = read(program("metrics").stdout)
+    assert 0.3 <= found["finish_seconds_recent", "batch", "0.5", "default"] < 3600
+    assert found["attempt_seconds_recent", "batch", "0.5", "default"] > 3600

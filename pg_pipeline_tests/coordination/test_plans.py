@@ -81,6 +81,19 @@ def test_what_is_asked_often_reads_a_handful_of_rows_however_many_there_are(full
         assert max(read.values(), default=0) <= 200, (call, read)
 
 
+def test_a_scrape_reads_the_attempts_of_its_window_alone(full: psycopg.Connection[Any]) -> None:
+    full.execute(
+        "insert into pipeline.attempt "
+        "(token, task_id, queue, kind, number, worker, alone, claimed_at, ended_at, outcome) "
+        "select gen_random_uuid(), n, 'default', 'batch', 1, gen_random_uuid(), false, now(), "
+        "now() - make_interval(hours => n), 'committed' from generate_series(0, 100000) n"
+    )
+    full.execute("analyze pipeline.attempt")
+    read, samples = walked(full, "select name, value from pipeline.metrics() where name = 'attempts_recent'")
+    assert samples == [("attempts_recent", 1.0)]
+    assert read["attempt"] <= 20
+
+
 def test_dead_rows_that_an_old_transaction_holds_are_not_walked(db: Database) -> None:
     """Vacuum can't remove them; in a plain queue every claim walks all of them, and the queue decays."""
     done = 600

@@ -1,6 +1,7 @@
 """`pg-pipeline demo` counts right, and what it made answers to the commands of the README."""
 
 import os
+import re
 import shlex
 import shutil
 import time
@@ -30,7 +31,9 @@ def test_the_demo_kills_a_worker_and_loses_and_doubles_nothing(
     assert shown["audit"] == "clean"
     assert "kill -9 of worker 1" in demo.stdout
     assert int(shown["lost and fenced attempts"].split()[0]) >= 1
-    assert "pg-pipeline up" in demo.stdout
+    *_, page, opens_the_ui = demo.stdout.splitlines()
+    assert re.fullmatch(r"Dagster's UI: (\S*pg-pipeline|\S+ -m pg_pipeline) up", opens_the_ui)
+    assert re.search(r"(pg-pipeline|pg_pipeline) report \d{8}-[0-9a-f]+$", page)
 
     with Database(embedded_server(get_settings(state_dir=str(state))).dsn()) as db:
         (execution,) = [found["execution"] for found in executions.listed(db)]

@@ -12,6 +12,7 @@ import dagster as dg
 import psutil
 import psycopg
 import pytest
+import requests
 import yaml
 
 from pg_pipeline.cli.demo_files import plant
@@ -30,6 +31,9 @@ class Up:
     folder: Path
     state: Path
     db: Database
+    address: str
+    pages: str
+    child: Callable[..., ChildProcess]
 
     def execution(self) -> partitions.ExecutionReport | None:
         found = executions.listed(self.db)
@@ -52,15 +56,17 @@ def up(tmp_path: Path, session_dir: Path, child: Callable[..., ChildProcess]) ->
     workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
     workspace["load_from"][0]["python_module"]["working_directory"] = str(PROJECT)
     (tmp_path / "workspace.yaml").write_text(yaml.safe_dump(workspace))
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        other.bind(("127.0.0.1", 0))
+        port, pages = probe.getsockname()[1], other.getsockname()[1]
     state = session_dir / "up"
     environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "0", "DAGSTER_HOME": None}
-    process = child(None, "up", "--port", str(port), module="pg_pipeline", env=environment, cwd=tmp_path)
+    ports = ("--port", str(port), "--pages-port", str(pages))
+    process = child(None, "up", *ports, module="pg_pipeline", env=environment, cwd=tmp_path)
     process.wait_for_output("Ready", timeout=MINUTES)
     with Database(embedded_server(get_settings(state_dir=str(state))).dsn()) as db:
-        yield Up(process, tmp_path, state, db)
+        yield Up(process, tmp_path, state, db, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{pages}", child)
         if process.alive:
             process.signal(signal.SIGINT)
             process.wait()
@@ -111,8 +117,24 @@ def test_files_dropped_into_landing_become_a_summary_though_a_worker_is_killed(u
         def runs() -> set[str]:
             return {run.status.value for run in instance.get_runs()}
 
+        # The run links to the report, which is there.
+        (told,) = instance.fetch_materializations(dg.AssetKey(["orders", "summary"]), limit=1).records
+        assert told.asset_materialization is not None
+        link = told.asset_materialization.metadata["report"]
+        assert isinstance(link, dg.UrlMetadataValue)
+        assert link.url == f"{up.pages}/report/{report.execution}"
+        page = requests.get(link.url, timeout=60)
+        assert (page.status_code, f"<title>{report.execution}" in page.text) == (200, True)
+
         # The killed run is shown as failed, every other one came to its end.
         wait_until(lambda: runs() == {"SUCCESS", "FAILURE"}, timeout=MINUTES, what="every run to end")
+
+    well = requests.get(f"{up.pages}/health", timeout=60)
+    assert (well.status_code, [one["name"] for one in well.json() if one["fix"]]) == (200, [])
+    assert {"Postgres", "Dagster", "Daemon SENSOR"} <= {one["name"] for one in well.json()}
+    environment = {"PG_PIPELINE_STATE_DIR": str(up.state)}
+    asked = up.child(None, "health", "--up", up.address, module="pg_pipeline", env=environment)
+    assert asked.wait() == 0, asked.stdout + asked.stderr
 
     family = up.family()
     up.process.signal(signal.SIGINT)

@@ -16,7 +16,9 @@ def names(text: str) -> list[str]:
 def test_every_dependency_has_its_reason() -> None:
     setup = ConfigParser()
     setup.read(PROJECT / "setup.cfg")
-    required = names(setup["options"]["install_requires"]) + names(setup["options.extras_require"]["test"])
+    extras = setup["options.extras_require"]
+    listed = (setup["options"]["install_requires"], extras["docs"], extras["test"])
+    required = [name for text in listed for name in names(text) if name != "pg-pipeline"]  # an extra may name another
     reasons = re.findall(r"^\| `([^`]+)` \| (.+) \|$", (PROJECT / "docs" / "dependencies.md").read_text(), re.MULTILINE)
     assert [name for name, _ in reasons] == required
 
