@@ -3,14 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
 
-.PHONY: help demo test test-system test-all lint format docs site pictures clean
+.PHONY: help demo test test-system test-all verify lint format docs site pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
 	@echo "make test         lint, types, import contracts and every test that needs only Python and Java"
 	@echo "make test-system  the tests that need Debian packages, which it installs where it may"
 	@echo "make test-all     both of them, the long matrices, and Postgres 16"
+	@echo "make verify       check the protocol's model (sql/model) with spin, whole and with each guard taken out"
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
@@ -50,7 +52,7 @@ pictures: $(READY)
 	@$(BIN)/python docs/pictures.py
 
 test: lint
-	@$(PYTEST) -m "not system and not long"
+	@$(PYTEST) -n $(JOBS) --dist worksteal -m "not system and not long"
 
 test-system: $(READY)
 	@.ci/system-packages
@@ -59,6 +61,10 @@ test-system: $(READY)
 test-all: test test-system
 	@$(PYTEST) -m "long"
 	@TEST_POSTGRES=16 $(PYTEST) -m "not system and not long" pg_pipeline_tests/coordination
+
+verify: $(READY)
+	@.ci/system-packages spin gcc libc6-dev
+	@$(BIN)/python -m pg_pipeline_tests.verify.check
 
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:

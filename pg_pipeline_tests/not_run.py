@@ -39,6 +39,8 @@ def _skips(config: pytest.Config) -> list[tuple[str, str]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workerinput"):  # one of several processes: the one that started them counts
+        return
     skips = _skips(session.config)
     silent = [reason for _, reason in skips if not reason.startswith(NOT_RUN)]
     if exitstatus == 0 and (silent or (skips and os.environ.get("TEST_ALL_OR_FAIL"))):

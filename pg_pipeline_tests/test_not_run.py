@@ -13,6 +13,7 @@ SKIPPED = "import pytest\ndef test_it(): pytest.skip('not today')\n"
 GOOD = "def test_it(): pass\n"
 
 
+@pytest.mark.parametrize("processes", ["0", "2"])
 @pytest.mark.parametrize(
     ("source", "all_or_fail", "code", "printed"),
     [
@@ -23,11 +24,17 @@ GOOD = "def test_it(): pass\n"
     ],
 )
 def test_what_did_not_run_is_said_and_counts(
-    child: Callable[..., ChildProcess], tmp_path: Path, source: str, all_or_fail: str | None, code: int, printed: str
+    child: Callable[..., ChildProcess],
+    tmp_path: Path,
+    source: str,
+    all_or_fail: str | None,
+    code: int,
+    printed: str,
+    processes: str,
 ) -> None:
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = system\n")
-    command = (sys.executable, "-m", "pytest", "-p", "pg_pipeline_tests.not_run", "-p", "no:cacheprovider", ".")
-    run = child(command=command, cwd=tmp_path, env={"TEST_ALL_OR_FAIL": all_or_fail})
+    command = (sys.executable, "-m", "pytest", "-p", "pg_pipeline_tests.not_run", "-p", "no:cacheprovider")
+    run = child(command=(*command, "-n", processes, "."), cwd=tmp_path, env={"TEST_ALL_OR_FAIL": all_or_fail})
     assert run.wait() == code, run.stdout
     assert printed in run.stdout

@@ -47,7 +47,10 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 def dumps(value: Any) -> str:
     """JSON that Postgres takes: no NaN, no NUL and no half characters, whatever an error or a file name holds."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError) as error:  # NaN, infinity, a value inside itself
+        raise InvalidInput(f"This is not JSON ({error}): use numbers, text, lists and objects.") from None
     return _NUL.sub(r"\1\\ufffd", clean(text))
 
 
@@ -73,6 +76,8 @@ def typed(error: psycopg.Error) -> Exception:
         return _ERRORS[state](f"{message}{hint}.")
     if state.startswith("22") or state == "23514":  # data exceptions, check constraints
         return InvalidInput(f"Postgres refuses the value: {error.diag.message_primary}.")
+    if not state and isinstance(error, psycopg.DataError):  # psycopg itself: a NUL, a date before Christ
+        return InvalidInput(f"Postgres does not take the value: {error}.")
     return error
 
 

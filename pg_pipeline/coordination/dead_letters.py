@@ -28,12 +28,12 @@ def listed(
     limit: int = 100,
 ) -> list[dict[str, Any]]:
     """The letters that wait, oldest first."""
-    return db.rows("select * from pipeline.dead_letters(%s, %s, %s, %s)", (queue, pipeline, execution, limit))
+    return db.rows("select * from pipeline.dead_letters(%s, %s, %s, %s::int)", (queue, pipeline, execution, limit))
 
 
 def show(db: Database, letter: int) -> dict[str, Any]:
     """The whole letter and its task's history."""
-    answer: dict[str, Any] | None = db.value("select pipeline.show_dead_letter(%s)", (letter,))
+    answer: dict[str, Any] | None = db.value("select pipeline.show_dead_letter(%s::bigint)", (letter,))
     if answer is None:
         raise NotFound(f"dead letter {letter} not found: list them with pg-pipeline dlq list.")
     return answer
@@ -42,7 +42,7 @@ def show(db: Database, letter: int) -> dict[str, Any]:
 def replay(db: Database, letter: int, *, by: str | None = None, request_id: UUID | None = None) -> dict[str, Any]:
     """Put it back with more attempts; of two at once one wins, the other gets NotFound."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.replay(%s, coalesce(%s, session_user::text), %s)", (letter, by, request_id or uuid4())
+        "select pipeline.replay(%s::bigint, coalesce(%s, session_user::text), %s)", (letter, by, request_id or uuid4())
     )
     return answer
 
@@ -57,7 +57,9 @@ def replay_many(
     limit: int = 1000,
 ) -> Replayed:
     """Replay what matches, leaving out what others hold and what can't come back."""
-    answer = db.value("select pipeline.replay_many(%s, %s, %s, %s, %s)", (queue, pipeline, execution, reason, limit))
+    answer = db.value(
+        "select pipeline.replay_many(%s, %s, %s, %s, %s::int)", (queue, pipeline, execution, reason, limit)
+    )
     return Replayed(answer["replayed"], answer["refused"])
 
 
@@ -66,7 +68,7 @@ def discard(
 ) -> dict[str, Any]:
     """Settle it for good; the reason is all that will explain it."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.discard(%s, %s, coalesce(%s, session_user::text), %s)",
+        "select pipeline.discard(%s::bigint, %s, coalesce(%s, session_user::text), %s)",
         (letter, why, by, request_id or uuid4()),
     )
     return answer

@@ -46,7 +46,7 @@ def listed(
     db: Database, *, pipeline: str | None = None, status: str | None = None, limit: int = 50
 ) -> list[dict[str, Any]]:
     """The newest executions first."""
-    return db.rows("select * from pipeline.executions(%s, %s, %s)", (pipeline, status, limit))
+    return db.rows("select * from pipeline.executions(%s, %s, %s::int)", (pipeline, status, limit))
 
 
 def get(db: Database, execution: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def attempts(db: Database, execution: str) -> list[dict[str, Any]]:
 
 
 def quarantined(db: Database, execution: str | None = None, *, limit: int = 1000) -> list[dict[str, Any]]:
-    return db.rows("select * from pipeline.quarantined_files(%s, %s)", (execution, limit))
+    return db.rows("select * from pipeline.quarantined_files(%s, %s::int)", (execution, limit))
 
 
 def cancel(db: Database, execution: str, reason: str, *, request_id: UUID | None = None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def rerun(
 ) -> dict[str, Any]:
     """A finished execution, all batches or named ones, as a new generation."""
     answer: dict[str, Any] = db.value(
-        "select pipeline.rerun(%s, %s, %s)",
+        "select pipeline.rerun(%s, %s::int[], %s)",
         (execution, None if batches is None else list(batches), request_id or uuid4()),
     )
     return answer
@@ -88,7 +88,7 @@ def rerun(
 def replace_file(db: Database, execution: str, file: FileVersion) -> int:
     """The mended version of a quarantined file takes the old one's place; gives the batch to re-run."""
     batch: int = db.value(
-        "select pipeline.replace_file(%s, %s, %s, %s, %s)",
+        "select pipeline.replace_file(%s, %s, %s, %s::bigint, %s)",
         (execution, file.path, file.version, file.size, file.modified_at),
     )
     return batch
@@ -96,7 +96,7 @@ def replace_file(db: Database, execution: str, file: FileVersion) -> int:
 
 def prune_ledger(db: Database, pipeline: str, horizon: datetime, *, limit: int = 100) -> int:
     """Forget ended executions all of whose files are older than `horizon`; such files are refused from then on."""
-    count: int = db.value("select pipeline.prune_ledger(%s, %s, %s)", (pipeline, horizon, limit))
+    count: int = db.value("select pipeline.prune_ledger(%s, %s, %s::int)", (pipeline, horizon, limit))
     return count
 
 

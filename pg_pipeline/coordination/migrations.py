@@ -1,8 +1,9 @@
 """Brings a database's schema to what this release's SQL files say.
 
 `sql/migrations/NNNN_name.sql` run once each, in order, and never change afterwards. `sql/functions/*.sql` and then
-`sql/grants.sql` are repeatable: all of them are applied again, as one, when any of them changed. Every step is one
-transaction under an advisory lock; the last migration and the functions that go with it are the same transaction.
+`sql/plans.sql` and `sql/grants.sql` are repeatable: all of them are applied again, as one, when any of them changed.
+Every step is one transaction under an advisory lock; the last migration and the functions that go with it are the same
+transaction.
 """
 
 import hashlib
@@ -87,8 +88,7 @@ def _load(root: Path) -> _Files:
             f"({', '.join(m.name for m in migrations) or 'there are none'}): renumber them, or reinstall pg_pipeline."
         )
     names = [f"functions/{path.name}" for path in sorted((root / "functions").glob("*.sql"))]
-    if (root / "grants.sql").exists():
-        names.append("grants.sql")
+    names += [name for name in ("plans.sql", "grants.sql") if (root / name).exists()]
     texts = tuple(_whole(name, read_sql(name, root)) for name in names)
     return _Files(tuple(migrations), texts, _checksum("\0".join((*names, *texts))))
 

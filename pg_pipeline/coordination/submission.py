@@ -185,7 +185,7 @@ def _add(conn: Connection, pipeline: str, execution: str, files: Files, released
         conn.execute("select pipeline.lock_ledger(%s)", (pipeline,))
     for chunk in itertools.chain((c for c in (first, second) if c is not None), chunks):
         conn.execute(
-            "select pipeline.add_files(%b, %b, %b, %b, %b::timestamptz[], %b)",
+            "select pipeline.add_files(%b, %b, %b, %b::bigint[], %b::timestamptz[], %b)",
             (
                 execution,
                 [f.path for f in chunk],

@@ -235,7 +235,7 @@ class Worker:
         answer = self._settle(
             lease,
             "select pipeline.fail(%s, %s, %s, %s, %s, %s)",
-            (lease.task_id, lease.token, clean(kind), clean(text), retryable, reason),
+            (lease.task_id, lease.token, clean(kind), clean(text), retryable, clean(reason)),
             "failed",
         )
         return Failed(answer.get("retry_at"), answer.get("dead_letter"))

@@ -26,7 +26,7 @@ class Delivery:
             return cls("folder")
         if text == "manifest":
             return cls("manifest")
-        quiet = _QUIET.match(text)
+        quiet = _QUIET.match(text) if isinstance(text, str) else None
         if quiet is None:
             raise ConfigurationError(
                 f"delivery is {text!r}: use 'folder' (closed by _SUCCESS), 'manifest', "

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Format = Literal["json", "csv", "parquet"]
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
+_QUEUE = re.compile(r"^[A-Za-z0-9_.:-]{1,100}$")
+_WHOLE = {"batch_files": (1, 100_000), "batch_bytes": (1, 2**63 - 1), "max_bad_lines": (0, 2**31 - 1)}
 _PATTERNS = {"json": ("*.json", "*.jsonl", "*.ndjson"), "csv": ("*.csv",), "parquet": ("*.parquet",)}
 _COMPRESSED = ("", ".gz", ".zst")
 
@@ -75,11 +77,21 @@ class FilePipeline:
     def _check(self) -> None:
         for name in ("format", "reader", "drift", "bad_files", "policy"):
             self._choice(name)
-        for name in ("batch_files", "batch_bytes"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a whole number of 1 or more.")
-        if not 0 <= self.tolerance <= 1:
+        for name, (least, most) in _WHOLE.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ConfigurationError(f"{name} is {value!r}: use a whole number between {least} and {most}.")
+        if not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance <= 1:
             raise ConfigurationError(f"tolerance is {self.tolerance!r}: use a share between 0 and 1.")
+        if not isinstance(self.queue, str) or not _QUEUE.match(self.queue):
+            raise ConfigurationError(f"queue is {self.queue!r}: use up to 100 letters, digits and any of _ . : -")
+        _texts("notify", self.notify, "web addresses")
+        if self.pattern is not None and not isinstance(self.pattern, str):
+            _texts("pattern", self.pattern, "names of files, such as *.json")
+        if not isinstance(self.options, Mapping):
+            raise ConfigurationError(f"options is {self.options!r}: use names and values that Spark's reader takes.")
+        if not isinstance(self.landing, str | Path | None):
+            raise ConfigurationError(f"landing is {self.landing!r}: it must be a folder.")
         if self.landing is not None and "://" in str(self.landing):
             raise ConfigurationError(
                 f"landing is {str(self.landing)!r}: it must be a folder of this machine; "
@@ -90,7 +102,7 @@ class FilePipeline:
             raise ConfigurationError(f"sink is {self.sink!r}: use PostgresTable(…), ParquetDataset(…) or a Sink.")
         _takes_two("transform", self.transform, "(df, batch)")
         _takes_two("callback", self.callback, "(spark, execution)")
-        if self.schema is None:
+        if not isinstance(self.schema, str):
             raise ConfigurationError('schema is missing: say what the files hold, such as "id long, name string".')
         ddl.columns(self.schema)
         self.recipe()
@@ -153,6 +165,11 @@ _CHOICES: dict[str, Any] = {
     "bad_files": Literal["quarantine", "fail"],
     "policy": Literal["strict", "partial", "abort"],
 }
+
+
+def _texts(name: str, given: Any, what: str) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise ConfigurationError(f"{name} is {given!r}: use a list of {what}.")
 
 
 def _takes_two(name: str, given: Callable[..., Any] | None, form: str) -> None:

@@ -108,7 +108,7 @@ class Model:
         buried = []
         taken = [task for task in self.tasks.values() if task.worker in self.dead_workers]
         for task in sorted(taken, key=lambda t: (self.executions[t.execution].order, t.id)):
-            if task.attempts >= task.max_attempts and task.suspect:
+            if task.attempts >= task.max_attempts and task.suspect and not self.over(task):
                 self.end_attempt(task, "lost")
                 buried.append(task)
                 self.bury(task)

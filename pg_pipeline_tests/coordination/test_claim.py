@@ -229,6 +229,34 @@ def test_a5_malformed_work_becomes_a_dead_letter_at_once(
     assert letter["error"]
 
 
+@pytest.mark.parametrize("ended", ["cancelled", "another generation"])
+@pytest.mark.parametrize("sweep", [True, False])
+def test_lesson_a6_a_batch_task_that_came_by_send_for_an_ended_execution_is_not_silently_gone(
+    db: Database, hand: Hand, submit: Any, ended: str, sweep: bool
+) -> None:
+    """Neither by a claim nor by the reaper, which both clear away what an ended execution left."""
+    execution = submit(4)
+    one = hand()
+    if ended == "cancelled":
+        db.rows("select pipeline.cancel(%s, 'test')", (execution,))
+    else:
+        while leases := one.claim(10):
+            one.finish(*leases)
+        db.rows("select pipeline.rerun(%s)", (execution,))
+    (row,) = db.rows("select id from pipeline.execution")
+    (sent,) = send(
+        db,
+        "default",
+        [{"key": "x", "kind": "batch", "pipeline": "orders", "execution_id": row["id"], "generation": 1, "batch": 0}],
+    )
+    if sweep:
+        db.rows("select pipeline.reap()")
+    one.claim(10)
+    (letter,) = db.rows("select * from pipeline.dead_letter")
+    assert (letter["task_id"], letter["reason"]) == (sent.task_id, "malformed")
+    assert "not from send" in letter["error"]
+
+
 @pytest.mark.parametrize("policy", ["strict", "partial"])
 def test_a_batch_task_that_came_by_send_is_malformed_and_touches_no_barrier(
     db: Database, hand: Hand, submit: Any, policy: str

@@ -232,8 +232,8 @@ GUARDS = (
         _CORE + "test_barrier.py::test_d8_the_callback_carries_the_tenant_and_the_priority",
         (
             _BARRIER,
-            "'callback', v_execution.priority, v_execution.tenant),\n",
-            "'callback', 0::smallint, ''),\n",
+            "'callback', v_execution.priority, v_execution.tenant);\n",
+            "'callback', 0::smallint, '');\n",
         ),
     ),
     _guard(
@@ -272,7 +272,7 @@ GUARDS = (
     _guard(
         "the beat that waits for no task",
         _RACES + "test_claim_races.py::test_a_finish_that_holds_its_task_does_not_stall_the_heartbeat",
-        (_BEAT, "    order by t.id for update skip locked\n", "    order by t.id for update\n"),
+        (_BEAT, "    order by t.claimed_at for update skip locked\n", "    order by t.claimed_at for update\n"),
     ),
     _guard(
         "the beat that knows when it was made",

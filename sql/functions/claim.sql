@@ -17,7 +17,7 @@ declare
 begin
   for v_task in
     select t.* from pipeline.task t
-    where t.id in (
+    where t.id = any (array(
         select o.id from pipeline.worker w
         cross join lateral (
           select t2.id from pipeline.task t2
@@ -26,7 +26,7 @@ begin
           order by t2.claimed_at limit p_limit
         ) o
         where w.queue = p_queue
-      )
+      ))
       and t.token is not null and (t.worker = any (v_gone) or t.run_deadline < v_now)  -- still so under the lock
     order by t.execution_id nulls first, t.id  -- burying locks executions: in order
     limit p_limit for update of t skip locked
@@ -62,7 +62,7 @@ declare
 begin
   for v_bad in
     select t as task, v.flaw
-    from unnest(p_ids) i join pipeline.task t on t.id = i
+    from pipeline.task t
     join pipeline.lane l on l.id = t.lane_id
     left join pipeline.execution x on x.id = t.execution_id
     left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
@@ -70,7 +70,7 @@ begin
       when l.kind not in ('batch', 'callback') then null
       when x.id is null then format('its execution %s does not exist', coalesce(t.execution_id::text, '(none)'))
       when t.generation is null or t.generation > x.generation then format('execution %s has no generation %s', x.key, coalesce(t.generation::text, '(none)'))
-      when t.generation < x.generation or x.state not in ('open', 'sealed') then 'over'
+      when t.key is null and (t.generation < x.generation or x.state not in ('open', 'sealed')) then 'over'
       when l.pipeline <> x.pipeline then format('execution %s is of pipeline %s', x.key, x.pipeline)
       when t.key is not null then format('a %s task comes from a submission, not from send', l.kind)
       when t.payload is not null and jsonb_typeof(t.payload) <> 'object' then 'its payload is not a json object'
@@ -78,18 +78,18 @@ begin
       when l.kind = 'batch' and b.number is null then format('execution %s has no batch %s', x.key, coalesce(t.batch::text, '(none)'))
       when l.kind = 'batch' and b.state <> 'waiting' then format('batch %s of execution %s is %s already', b.number, x.key, b.state)
     end as flaw) v
-    where v.flaw is not null
+    where t.id = any (p_ids) and v.flaw is not null
     order by t.execution_id nulls first, t.id
   loop
     v_task := v_bad.task;
     if v_bad.flaw = 'over' then
       delete from pipeline.task where id = v_task.id;
       -- With it goes what else is left of the ended execution: it must not stand before living work.
-      delete from pipeline.task t using (
+      delete from pipeline.task t where t.id <> all (p_ids) and t.id = any (array(
         select o.id from pipeline.task o join pipeline.lane l on l.id = o.lane_id and l.kind in ('batch', 'callback')
         where o.execution_id = v_task.execution_id and o.token is null and o.generation <= v_task.generation
-        limit 10000 for update of o skip locked) o
-      where t.id = o.id and t.id <> all (p_ids);
+          and o.key is null  -- what came from send is a dead letter, never silently gone
+        limit 10000 for update of o skip locked));
     else
       perform pipeline._bury(v_task, 'malformed', null, v_bad.flaw);
     end if;
@@ -113,7 +113,6 @@ create or replace function pipeline.claim(
 )
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare

@@ -9,10 +9,10 @@ language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   select pipeline._bound_idle(greatest('2 min', 2 * max(w.lease)))
-  from pipeline.task t join pipeline.worker w on w.id = t.worker where t.id = any (p_tasks);
+  from pipeline.worker w where w.id = any (array(select t.worker from pipeline.task t where t.id = any (p_tasks)));
   select t.id from unnest(p_tasks, p_tokens) g(task, token)
   join pipeline.task t on t.id = g.task and t.token = g.token
-  order by t.id for update of t;
+  where t.id = any (p_tasks) order by t.id for update of t;
 end;
 
 -- The answer to a token that holds no lease: what its attempt came to, and the stored result.
@@ -40,11 +40,11 @@ create or replace function pipeline.finish(p_tasks bigint[], p_tokens uuid[], p_
 returns table (task_id bigint, token uuid, outcome text, result jsonb, callback boolean)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
   v_live       bigint[];
+  v_tasks      pipeline.task[];
   v_tokens     uuid[];
   v_executions bigint[];
   v_fired      bigint[] := '{}';
@@ -57,20 +57,21 @@ begin
   end if;
   perform pipeline._durable();
   v_live := array(select pipeline.lock_leases(p_tasks, p_tokens));
-  v_tokens := array(select t.token from pipeline.task t where t.id = any (v_live));
+  v_tasks := array(select t from pipeline.task t where t.id = any (v_live));  -- as they stay: they are locked
+  v_tokens := array(select t.token from unnest(v_tasks) t);
 
   -- The shared rows, last and briefly. Batches and files come after their execution in the lock
   -- order: a cancel that holds the execution goes on to them.
   v_executions := array(
     select x.id from pipeline.execution x
-    where x.id in (select t.execution_id from pipeline.task t where t.id = any (v_live))
+    where x.id = any (array(select t.execution_id from unnest(v_tasks) t))
     order by x.id for update
   );
   select jsonb_agg(t.token) into v_ended
-  from pipeline.task t join pipeline.lane l on l.id = t.lane_id
+  from unnest(v_tasks) t join pipeline.lane l on l.id = t.lane_id
   left join pipeline.execution x on x.id = t.execution_id
   left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
-  where t.id = any (v_live) and l.kind in ('batch', 'callback')
+  where l.kind in ('batch', 'callback')
     and (x.state in ('open', 'sealed') and x.generation = t.generation
          and (l.kind = 'callback' or b.state = 'waiting')) is not true;
   if v_ended is not null then
@@ -92,7 +93,7 @@ begin
         then format('batch %s: each quarantined file needs an ordinal of the batch and a reason', b.number)
     end, to_jsonb(array[t.token]) into v_flaw, v_ended
   from unnest(p_tokens, p_results) r(token, result)
-  join pipeline.task t on t.id = any (v_live) and t.token = r.token
+  join unnest(v_tasks) t on t.token = r.token
   left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
   order by 1 nulls last limit 1;
   if v_flaw is not null then
@@ -102,7 +103,7 @@ begin
   with live as materialized (
     select distinct on (t.id) t.*, l.kind, l.queue, r.result
     from unnest(p_tokens, p_results) with ordinality r(token, result, n)
-    join pipeline.task t on t.id = any (v_live) and t.token = r.token
+    join unnest(v_tasks) t on t.token = r.token
     join pipeline.lane l on l.id = t.lane_id
     order by t.id, r.n
   ),
@@ -207,7 +208,6 @@ create or replace function pipeline.fail(
 ) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_task   pipeline.task;

@@ -32,7 +32,7 @@ begin
   with over as (
     select t.id from pipeline.task t join pipeline.execution x on x.id = t.execution_id
     join pipeline.lane l on l.id = t.lane_id and l.kind in ('batch', 'callback')
-    where t.token is null and t.generation <= x.generation
+    where t.token is null and t.key is null and t.generation <= x.generation
       and (x.state not in ('open', 'sealed') or t.generation < x.generation)
     order by t.id limit p_limit for update of t skip locked
   )

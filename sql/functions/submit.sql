@@ -4,13 +4,16 @@ set local role pipeline_owner;
 -- Greedy cut of files into batches: (number, files, bytes) of the batch that the next file joins.
 create or replace function pipeline._cut_step(p_state bigint[], p_size bigint, p_files bigint, p_bytes bigint)
 returns bigint[]
-language sql immutable parallel safe
+language plpgsql immutable parallel safe
 set search_path = pg_catalog, pg_temp
-return case
-  when p_state[2] >= p_files or (p_state[2] > 0 and p_state[3] + p_size > p_bytes)
-    then array[p_state[1] + 1, 1, p_size]
-  else array[p_state[1], p_state[2] + 1, p_state[3] + p_size]
-end;
+as $$
+begin
+  if p_state[2] >= p_files or (p_state[2] > 0 and p_state[3] + p_size > p_bytes) then
+    return array[p_state[1] + 1, 1, p_size];
+  end if;
+  return array[p_state[1], p_state[2] + 1, p_state[3] + p_size];
+end
+$$;
 
 do $$
 begin

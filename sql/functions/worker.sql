@@ -55,9 +55,9 @@ declare
 begin
   -- The floor moves only while no claim of this worker is under way, which could lease below it.
   if pg_try_advisory_xact_lock(hashtextextended(p_worker::text, 2)) then
+    select floor into v_floor from pipeline.worker where id = p_worker;
     select least(clock_timestamp(), min(t.claimed_at)), array_agg(distinct t.lane_id) into v_floor, v_lanes
-    from pipeline.worker w join pipeline.task t on t.worker = w.id and t.token is not null and t.claimed_at >= w.floor
-    where w.id = p_worker;
+    from pipeline.task t where t.worker = p_worker and t.token is not null and t.claimed_at >= v_floor;
   end if;
   update pipeline.worker set beat_at = clock_timestamp(), floor = greatest(floor, v_floor)
   where id = p_worker and stopped_at is null
@@ -73,7 +73,7 @@ begin
          coalesce(jsonb_agg(g.token) filter (where l.kind in ('batch', 'callback') and (x.state not in ('open', 'sealed') or x.generation <> t.generation)), '[]')
   into v_lost, v_ended
   from unnest(p_tasks, p_tokens) g(task, token)
-  left join pipeline.task t on t.id = g.task and t.token = g.token
+  left join pipeline.task t on t.id = g.task and t.token = g.token and t.id = any (p_tasks)
   left join pipeline.lane l on l.id = t.lane_id
   left join pipeline.execution x on x.id = t.execution_id;
 
@@ -81,7 +81,7 @@ begin
     select * from pipeline.task t
     where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor
       and t.token <> all (p_tokens) and t.claim_id <> all (p_pending) and t.claimed_at < p_listed_after
-    order by t.id for update skip locked
+    order by t.claimed_at for update skip locked
   loop
     perform pipeline._hand_back(v_task, 'released', 0, true, null, 'its process did not know of the lease');
     v_count := v_count + 1;

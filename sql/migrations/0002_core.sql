@@ -148,10 +148,12 @@ create table pipeline.task (
   check ((token is null) = (claimed_at is null)),
   check ((token is null) = (run_deadline is null))
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+-- Each index but the key's is of use only to whoever asks by its first column: statistics of an empty queue would
+-- have the planner walk any of them.
 create index task_ready on pipeline.task (lane_id, ready_at, id) where token is null and not suspect;
 create index task_suspect on pipeline.task (ready_at, id) where token is null and suspect;
-create index task_leased on pipeline.task (worker, claimed_at) where token is not null;
-create index task_execution on pipeline.task (execution_id, batch);
+create index task_leased on pipeline.task (worker, claimed_at) where worker is not null;
+create index task_execution on pipeline.task (execution_id, batch) where execution_id is not null;
 
 -- One row per ended lease; a living lease is in its task. Append-only, but for lost -> fenced.
 create table pipeline.attempt (
