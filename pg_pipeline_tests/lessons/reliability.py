@@ -105,7 +105,7 @@ def text() -> str:
         "",
         "## Model",
         "",
-        "The protocol as a [model](../sql/model/README.md), explored in every order of its steps with spin",
+        "The protocol as a [model](../sql/model/pipeline.pml), explored in every order of its steps with spin",
         "(`make verify`). Within these bounds it is proved; with a guard taken out, a counterexample is found.",
         "",
         "| bounds | |",
