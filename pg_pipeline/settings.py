@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     )
     pipelines: str | None = Field(
         default=None,
-        description="Module with your FilePipelines, for the command line; the examples without it.",
+        description="Module with your FilePipelines (and `defs`, for `up`); the examples without it.",
     )
     pages_url: str | None = Field(
         default=None,

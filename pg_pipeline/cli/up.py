@@ -24,7 +24,7 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.postgres import ensure_running
 from pg_pipeline.errors import ConfigurationError, PgPipelineError
-from pg_pipeline.settings import get_settings
+from pg_pipeline.settings import Settings, get_settings
 
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
@@ -43,6 +43,7 @@ def up(
 ) -> None:
     """Start Postgres, the Dagster web UI and the daemon; Ctrl-C stops what was started.
 
+    It loads the module that PG_PIPELINE_PIPELINES names, else the workspace.yaml of this folder, else the examples.
     Beside the web UI it serves what `pg-pipeline serve` does: Dagster's runs link to the reports there.
     """
     from pg_pipeline.resources.instance import dagster_home  # imports Dagster: seconds
@@ -61,11 +62,12 @@ def up(
     address = _url(host, port)
     pages_port = pages_port or (port + 1 if port < 65535 else port - 1)
     pages = _url(host, pages_port)
+    settings = settings.model_copy(update={"pages_url": settings.pages_url or pages})
     with (
         Database(dsn, timeout=settings.connect_timeout) as db,
         bound(host, pages_port, application(db, address)) as server,
         _stoppable(),
-        _dagster(host, port, home, log, settings.pages_url or pages) as process,
+        _dagster(host, port, home, log, settings) as process,
         answering(server),
     ):
         _wait(process, address, log)
@@ -80,14 +82,16 @@ def up(
 
 
 @contextmanager
-def _dagster(host: str, port: int, home: Path, log: Path, pages: str) -> Iterator[subprocess.Popen[bytes]]:
+def _dagster(host: str, port: int, home: Path, log: Path, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """`dagster dev` in a session of its own: a Ctrl-C reaches it through us, once, and nothing of it stays behind."""
-    what = [] if Path("workspace.yaml").exists() else ["-m", "pg_pipeline.definitions"]
+    what = ["-m", settings.pipelines or "pg_pipeline.definitions"]
+    if settings.pipelines is None and Path("workspace.yaml").exists():
+        what = []
     command = [sys.executable, "-m", "dagster", "dev", "--host", host, "--port", str(port), *what]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "DAGSTER_HOME": str(home), "PG_PIPELINE_PAGES_URL": pages},
+            env={**os.environ, "DAGSTER_HOME": str(home), "PG_PIPELINE_PAGES_URL": str(settings.pages_url)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

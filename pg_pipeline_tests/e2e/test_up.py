@@ -21,6 +21,7 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.postgres import embedded_server
 from pg_pipeline.settings import get_settings
 from pg_pipeline_tests.helpers import PROJECT, ChildProcess, wait_until
+from pg_pipeline_tests.packaging.pages import blocks
 
 MINUTES = 5 * 60.0
 
@@ -51,17 +52,23 @@ class Up:
 
 
 @pytest.fixture
-def up(tmp_path: Path, session_dir: Path, child: Callable[..., ChildProcess]) -> Iterator[Up]:
-    """In a folder of a user: the project's workspace.yaml, landing folders, an embedded Postgres of its own."""
+def up(
+    tmp_path: Path, session_dir: Path, child: Callable[..., ChildProcess], request: pytest.FixtureRequest
+) -> Iterator[Up]:
+    """In a folder of a user: the project's workspace.yaml, landing folders, an embedded Postgres of its own. Its
+    parameters are further variables."""
     workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
     workspace["load_from"][0]["python_module"]["working_directory"] = str(PROJECT)
     (tmp_path / "workspace.yaml").write_text(yaml.safe_dump(workspace))
+    (readme,) = blocks("python", pages=[PROJECT / "README.md"])
+    (tmp_path / "my_project.py").write_text(readme.code)
     with socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         port, pages = probe.getsockname()[1], other.getsockname()[1]
     state = session_dir / "up"
     environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "0", "DAGSTER_HOME": None}
+    environment |= getattr(request, "param", {})
     ports = ("--port", str(port), "--pages-port", str(pages))
     process = child(None, "up", *ports, module="pg_pipeline", env=environment, cwd=tmp_path)
     process.wait_for_output("Ready", timeout=MINUTES)
@@ -140,3 +147,11 @@ def test_files_dropped_into_landing_become_a_summary_though_a_worker_is_killed(u
     up.process.signal(signal.SIGINT)
     assert up.process.wait() == 0, up.process.stderr
     wait_until(lambda: not [pid for pid in family if psutil.pid_exists(pid)], timeout=60, what="all of it to be gone")
+
+
+@pytest.mark.parametrize("up", [{"PG_PIPELINE_PIPELINES": "my_project"}], indirect=True)
+def test_the_readmes_own_pipeline_is_what_up_loads(up: Up) -> None:
+    answer = requests.post(f"{up.address}/graphql", json={"query": "{assetNodes {assetKey {path}}}"}, timeout=60).json()
+    found = {"/".join(node["assetKey"]["path"]) for node in answer["data"]["assetNodes"]}
+    assert found == {"my_orders/enqueued", "my_orders/batches", "my_orders/summary"}
+    assert "did not load" not in up.process.stdout
