@@ -49,6 +49,7 @@ def instance_config(dsn: str) -> dict[str, Any]:
         "sensors": {"use_threads": True, "num_workers": 4},
         "retention": {"sensor": {"purge_after_days": {"skipped": 1, "success": 30, "failure": 30}}},
         "telemetry": {"enabled": False},
+        "nux": {"enabled": False},  # a form for a newsletter, in front of the first page
     }
 
 
