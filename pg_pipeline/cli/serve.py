@@ -22,7 +22,7 @@ from pg_pipeline.cli.metrics import registry
 from pg_pipeline.cli.output import say
 from pg_pipeline.cli.report import gathered, render
 from pg_pipeline.coordination.database import Database
-from pg_pipeline.errors import ConfigurationError, NotFound, PgPipelineError
+from pg_pipeline.errors import ConfigurationError, InvalidInput, NotFound, PgPipelineError
 
 Start = Callable[..., Any]
 Application = Callable[[dict[str, Any], Start], Iterable[bytes]]
@@ -91,7 +91,7 @@ def application(db: Database, up: str | None = None) -> Application:
 def _report(db: Database, execution: str, start: Start) -> Iterable[bytes]:
     try:
         page = render(gathered(db, execution))
-    except NotFound as error:
+    except (NotFound, InvalidInput, psycopg.DataError) as error:  # also a key that can't be one
         return _say(start, "404 Not Found", str(error))
     except (psycopg.Error, PgPipelineError) as error:
         return _say(start, "503 Service Unavailable", str(error))

@@ -74,8 +74,9 @@ def test_pages_are_served_and_outlive_the_database(serving: str, db: Database, h
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert execution in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    missing = requests.get(f"{serving}/report/<script>", timeout=30)
-    assert (missing.status_code, missing.headers["content-type"]) == (404, "text/plain; charset=utf-8")
+    for key in ("<script>", "a%00b", "%ff%fe", "", f"{execution}/", "x" * 5000):
+        missing = requests.get(f"{serving}/report/{key}", timeout=30)
+        assert (missing.status_code, missing.headers["content-type"]) == (404, "text/plain; charset=utf-8"), key
     assert requests.get(f"{serving}/etc/passwd", timeout=30).status_code == 404
     assert requests.post(f"{serving}/health", timeout=30).status_code == 405
     well = requests.get(f"{serving}/health", timeout=30)
@@ -196,6 +197,7 @@ def test_a_longer_lease_makes_it_more_patient(asked: Any, db: Database, web: Cal
 
 
 def test_a_web_ui_that_does_not_answer_is_a_problem(asked: Any) -> None:
-    found = asked("health", "--up", f"http://127.0.0.1:{free_port()}", code=3)
-    assert found[-1]["name"] == "Dagster"
-    assert "does not answer" in found[-1]["found"]
+    for address in (f"http://127.0.0.1:{free_port()}", "nonsense", "http://[", "http://" + "a" * 300):
+        found = asked("health", "--up", address, code=3)
+        assert found[-1]["name"] == "Dagster"
+        assert "does not answer" in found[-1]["found"]
