@@ -57,7 +57,7 @@ test: lint
 
 test-system: $(READY)
 	@.ci/system-packages
-	@$(PYTEST) -m "system"
+	@$(PYTEST) -m "system and not long"
 
 test-all: test test-system
 	@$(PYTEST) -m "long"

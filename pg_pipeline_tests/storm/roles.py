@@ -42,6 +42,7 @@ def run(role: str, dsn: str, given: dict[str, Any], log: str) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     failpoints.arm(given.get("failpoint"))
     chance = random.Random(given["seed"])
     try:
@@ -55,6 +56,13 @@ def run(role: str, dsn: str, given: dict[str, Any], log: str) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(70)
+    os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """A storm that is killed leaves nobody behind."""
+    while os.getppid() == parent:
+        threading.Event().wait(1)
     os._exit(0)
 
 

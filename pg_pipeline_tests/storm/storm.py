@@ -125,7 +125,7 @@ class Storm:
 
     def _land(self) -> None:
         """A new delivery, of which the submitter learns from a file."""
-        pipeline = SPARK if self._spark and len(self._world.deliveries) % 15 == 0 else PLAIN
+        pipeline = SPARK if self._spark and len(self._world.deliveries) % 60 == 0 else PLAIN
         files, rows = self._chance.randint(1, 12), self._chance.randint(1, 20)
         one = self._world.land(pipeline, files=files, rows=rows)
         with self._landed.open("a") as listing:
