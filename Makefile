@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 
-.PHONY: help demo test test-system test-all verify lint format docs site pictures clean
+.PHONY: help demo test test-system test-all verify storm lint format docs site pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-system  the tests that need Debian packages, which it installs where it may"
 	@echo "make test-all     both of them, the long matrices, and Postgres 16"
 	@echo "make verify       check the protocol's model (sql/model) with spin, whole and with each guard taken out"
+	@echo "make storm        kill everything at random for three minutes, then check every row (SECONDS=3600 SEED=7)"
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
@@ -56,7 +57,7 @@ test: lint
 
 test-system: $(READY)
 	@.ci/system-packages
-	@$(PYTEST) -m "system"
+	@$(PYTEST) -m "system and not long"
 
 test-all: test test-system
 	@$(PYTEST) -m "long"
@@ -65,6 +66,9 @@ test-all: test test-system
 verify: $(READY)
 	@.ci/system-packages spin gcc libc6-dev
 	@$(BIN)/python -m pg_pipeline_tests.verify.check
+
+storm: $(READY)
+	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:

@@ -100,7 +100,8 @@ def _rows(frame: DataFrame) -> JSON:
             f"The callback returned more than {SUMMARY_ROWS} rows: "
             "aggregate them, or write them to a table and return a dict."
         )
-    return {"rows": [_json(row) for row in rows]}
+    # The columns by themselves: Postgres keeps the keys of JSON in an order of its own.
+    return {"columns": list(frame.columns), "rows": [_json(row) for row in rows]}
 
 
 def _json(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Asset checks of `<pipeline>/batches`, over its newest executions. Workers report them too, after each callback."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -22,16 +22,24 @@ def checks_of(pipeline: FilePipeline) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=f"{pipeline.name}_checks",
         specs=[dg.AssetCheckSpec(name, asset=key, description=check.__doc__) for name, check in CHECKS.items()],
+        can_subset=True,  # without it the UI lets nobody execute them
     )
-    def checks(coordination: CoordinationResource) -> Iterator[dg.AssetCheckResult]:
-        yield from evaluate(pipeline, coordination.db)
+    def checks(
+        context: dg.AssetCheckExecutionContext, coordination: CoordinationResource
+    ) -> Iterator[dg.AssetCheckResult]:
+        wanted = {check.name for check in context.selected_asset_check_keys}
+        yield from evaluate(pipeline, coordination.db, wanted)
 
     return checks
 
 
-def evaluate(pipeline: FilePipeline, db: Database) -> Iterator[dg.AssetCheckResult]:
+def evaluate(
+    pipeline: FilePipeline, db: Database, wanted: Container[str] | None = None
+) -> Iterator[dg.AssetCheckResult]:
     newest = [found["execution"] for found in executions.listed(db, pipeline=pipeline.name, limit=NEWEST)]
     for name, check in CHECKS.items():
+        if wanted is not None and name not in wanted:
+            continue
         result = check(pipeline, db, newest)
         yield dg.AssetCheckResult(
             check_name=name,

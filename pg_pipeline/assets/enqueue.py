@@ -34,6 +34,7 @@ def enqueued_asset(pipeline: FilePipeline) -> dg.AssetsDefinition:
         key=[pipeline.name, "enqueued"],
         group_name=pipeline.name,
         kinds={"postgres"},
+        metadata={"landing": str(pipeline.landing_dir or "none"), "delivery": pipeline.delivery},
         description=f"Files handed to {pipeline.name}: one execution per delivery, in batches for Spark.",
         op_tags={REQUEST_TAG: pipeline.name},
     )

@@ -18,6 +18,7 @@ from pg_pipeline.resources import CoordinationResource, SparkResource
 
 WORKER_TAG = "pg_pipeline/worker"
 QUEUE_TAG = "pg_pipeline/queue"
+DEAD_TAG = "pg_pipeline/dead_letters"
 DRAINED = ("batch", "callback")
 REPORT_EVERY = 100
 REPORT_SECONDS = 2.0
@@ -54,7 +55,13 @@ def bench_of(
         run_id=context.run.run_id,
         on_lost=lambda lease, why: benches[0].lost(lease, why),  # noqa: PLW0108 - the bench is made from the worker
     )
-    benches.append(Bench(worker, pipelines, lambda: pyspark.spark_session, db.dsn))
+
+    def waits() -> bool:
+        depth = partitions.depth(db, queue, list(pipelines))
+        return bool(depth.batches or depth.callbacks)
+
+    known = waits if kinds is DRAINED else lambda: True  # a targeted run knows that what it wants is there
+    benches.append(Bench(worker, pipelines, lambda: pyspark.spark_session, db.dsn, known))
     with worker:
         yield benches[0]
 
@@ -163,6 +170,8 @@ def fail_for(
     dead = [outcome for outcome in troubled if outcome.dead_letter is not None]
     if not dead:
         return
+    # The run did its work: the depth sensor must not take it for one that can't.
+    context.instance.add_run_tags(context.run.run_id, {DEAD_TAG: str(len(dead))})
     reporter = Reporter.of_run(context, pipelines, coordination.db)
     for outcome in dead:
         lease = outcome.lease

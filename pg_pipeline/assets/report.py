@@ -154,7 +154,7 @@ class Reporter:
             shown["duration_seconds"] = round((report.ended_at - report.created_at).total_seconds(), 3)
         summary = report.summary
         if isinstance(summary, dict) and isinstance(summary.get("rows"), list) and summary["rows"]:
-            shown["summary"] = _table(summary["rows"])
+            shown["summary"] = _table(summary["rows"], summary.get("columns"))
         elif summary is not None:
             shown["summary"] = dg.MetadataValue.json(summary)
         return dg.AssetMaterialization(summary_asset(report.pipeline), partition=key, metadata=shown)
@@ -185,6 +185,12 @@ def report_link(execution: str) -> dg.MetadataValue[Any]:
     return dg.MetadataValue.url(f"{pages.rstrip('/')}/report/{execution}")
 
 
+def kinds(pipeline: FilePipeline) -> set[str]:
+    """What Dagster draws beside the asset."""
+    known = isinstance(pipeline.sink, PostgresTable | ParquetDataset)
+    return {"spark", pipeline.sink.name} if known else {"spark"}
+
+
 def relation(pipeline: FilePipeline) -> dict[str, Any]:
     """Where the rows are, in the words of the sink."""
     if isinstance(pipeline.sink, PostgresTable):
@@ -199,9 +205,10 @@ def _text(event: dg.AssetMaterialization, name: str) -> str | None:
     return None if value is None else str(value.value)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    records = [dg.TableRecord({name: _cell(value) for name, value in row.items()}) for row in rows]
-    return dg.MetadataValue.table(records=records, schema=dg.TableSchema([dg.TableColumn(str(n)) for n in rows[0]]))
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> dg.TableMetadataValue:
+    names = columns or list(rows[0])
+    records = [dg.TableRecord({name: _cell(row.get(name)) for name in names}) for row in rows]
+    return dg.MetadataValue.table(records=records, schema=dg.TableSchema([dg.TableColumn(name) for name in names]))
 
 
 def _cell(value: Any) -> str | int | float | bool:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pg_pipeline.assets import keys
 from pg_pipeline.assets.process import bench_of, fail_for, sentence, work
-from pg_pipeline.assets.report import Reporter
+from pg_pipeline.assets.report import Reporter, kinds, relation
 from pg_pipeline.assets.work import Outcome, drain
 from pg_pipeline.coordination import dead_letters, executions, partitions
 from pg_pipeline.coordination.database import Database
@@ -25,6 +25,10 @@ from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource, SparkResource
 
 POLL = 1.0
+ABOUT = (
+    "A partition per batch of files. Worker runs make them, which the depth sensor starts. Materialising one by hand "
+    "is safe: what is committed stays as it is, and what somebody works on is left to them."
+)
 _RERUN = UUID("5b1b9d8e-6f0a-4c57-9c55-0a7f4e0a9c11")
 
 
@@ -40,14 +44,15 @@ def batches_asset_of(pipeline: FilePipeline, pool: str | None) -> dg.AssetsDefin
     @dg.asset(
         key=[pipeline.name, "batches"],
         group_name=pipeline.name,
-        kinds={"spark"},
+        kinds=kinds(pipeline),
+        metadata=relation(pipeline),
         partitions_def=keys.batches_partitions(pipeline.name),
         deps=[dg.AssetKey([pipeline.name, "enqueued"])],
         output_required=False,
         backfill_policy=dg.BackfillPolicy.single_run(),
         io_manager_key=f"{pipeline.name}_rows",
         pool=pool,
-        description=pipeline.description or f"Rows of {pipeline.name}, a partition per batch of files.",
+        description=f"{pipeline.description or f'Rows of {pipeline.name}.'}\n\n{ABOUT}",
     )
     def batches(
         context: dg.AssetExecutionContext,

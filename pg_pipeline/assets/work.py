@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,8 +48,11 @@ class Bench:
         pipelines: Mapping[str, FilePipeline],
         spark: Callable[[], SparkSession],
         dsn: str,
+        waits: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`waits` says whether there is work, so that a worker with none need not start Spark."""
         self.worker = worker
+        self._waits = waits
         self._pipelines = pipelines
         self._start_spark = spark
         self._spark: SparkSession | None = None
@@ -63,6 +67,12 @@ class Bench:
                 self._spark = self._start_spark()
             return self._spark
 
+    def warm_up(self) -> None:
+        """Start Spark before anything is claimed: nobody waits for a batch meanwhile, and a session that can't start
+        costs no batch an attempt."""
+        if self._waits():
+            self.spark()
+
     def lost(self, lease: Lease, why: str) -> None:
         """Another has it, or it ended: stop its Spark jobs."""
         _log.warning("%s is lost (%s): its Spark jobs are cancelled", lease, why)
@@ -72,6 +82,12 @@ class Bench:
     def do(self, lease: Lease) -> Outcome:
         """The work of one lease, to its finish. What goes wrong with it is handed back, not raised."""
         pipeline = self._pipelines[lease.pipeline]
+        try:
+            self.spark()
+        except BaseException:
+            with suppress(LeaseLost):
+                self.worker.release(lease, "Spark did not start")  # no fault of the batch
+            raise
         try:
             if lease.kind == "callback":
                 self.worker.finish(lease, run_callback(self.spark(), pipeline, lease, self._dsn))
@@ -128,6 +144,7 @@ def drain(
     Closing the iterator (a cancelled run) cancels the Spark jobs under way; leaving the worker hands leases back.
     """
     until = time.monotonic() + seconds if seconds is not None else None
+    bench.warm_up()
     done: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
     idle_since: dict[int, float] = {}

@@ -46,9 +46,13 @@ def instance_config(dsn: str) -> dict[str, Any]:
         # not the runs that failed by themselves.
         "run_monitoring": {"enabled": True, "start_timeout_seconds": 180, "free_slots_after_run_end_seconds": 60},
         "run_retries": {"enabled": True, "max_retries": 3, "retry_on_asset_or_op_failure": False},
+        # A run whose pool is full waits in the queue, not as a process that does nothing.
+        "concurrency": {"pools": {"granularity": "run"}},
+        "run_queue": {"dequeue_interval_seconds": 1},
         "sensors": {"use_threads": True, "num_workers": 4},
         "retention": {"sensor": {"purge_after_days": {"skipped": 1, "success": 30, "failure": 30}}},
         "telemetry": {"enabled": False},
+        "nux": {"enabled": False},  # a form for a newsletter, in front of the first page
     }
 
 

@@ -37,7 +37,7 @@ class _Cursor:
             return cls()  # of another release: begin again
 
 
-def landing_sensor(pipeline: FilePipeline, *, interval: int = 10) -> dg.SensorDefinition:
+def landing_sensor(pipeline: FilePipeline, *, interval: int = 5) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"{pipeline.name}_landing",
         target=dg.AssetSelection.assets([pipeline.name, "enqueued"]),

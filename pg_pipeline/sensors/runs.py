@@ -29,14 +29,27 @@ def report_lost_runs(instance: dg.DagsterInstance, db: Database, name: str, pipe
     submissions = instance.get_run_records(submitting, limit=100) if pipelines else []
     for record in [*worker_runs(instance, name), *submissions]:
         run = record.dagster_run
+        if run.status not in GOING:
+            continue
         life = lives.get(run.run_id)
         age = timedelta(seconds=time.time() - (record.start_time or record.update_timestamp.timestamp()))
         heard = age if life is None else min(age, life.quiet)
-        if run.status in GOING and heard > YOUNG and not (life and life.live):
+        if heard > YOUNG and not (life and life.live):
             found[run.run_id] = run
+    waiting = waiting_for_slots(instance) if found else set()
+    found = {run_id: run for run_id, run in found.items() if run_id not in waiting}
     for run in found.values():
         instance.report_run_failed(run, WHY)
     return list(found)
+
+
+def waiting_for_slots(instance: dg.DagsterInstance) -> set[str]:
+    """Runs that have started and whose step waits for a slot of its pool: they have no worker's row yet."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return set()
+    pools = [storage.get_concurrency_info(pool) for pool in storage.get_concurrency_keys()]
+    return {run_id for pool in pools for run_id in pool.pending_run_ids}
 
 
 def worker_runs(instance: dg.DagsterInstance, name: str) -> list[dg.RunRecord]:

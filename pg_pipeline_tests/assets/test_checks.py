@@ -63,6 +63,32 @@ def test_checks_run_from_the_ui(bench: PipelineBench, make_orders: Make) -> None
     assert len(result.get_asset_check_evaluations()) == len(CHECKS)
 
 
+def test_one_check_can_be_executed_alone(bench: PipelineBench, make_orders: Make) -> None:
+    orders = make_orders()
+    made = orders.definitions()
+    (every,) = made.asset_checks or ()
+    assert isinstance(every, dg.AssetChecksDefinition)
+    assert every.can_subset, "the UI greys out what can't be executed alone"
+    result = dg.materialize(
+        [*(made.assets or ()), every],  # type: ignore[list-item]
+        selection=dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey(["orders", "batches"]), "audit_clean")),
+        instance=bench.instance,
+        resources={**(made.resources or {}), **bench.resources},
+    )
+    assert [found.check_name for found in result.get_asset_check_evaluations()] == ["audit_clean"]
+
+
+def test_a_summary_is_shown_with_its_columns_in_their_order(bench: PipelineBench, make_orders: Make) -> None:
+    orders = make_orders()
+    bench.enqueue(orders, bench.plant("day1", files_of_orders(2)))
+    bench.drain()
+    (told,) = bench.instance.fetch_materializations(dg.AssetKey(["orders", "summary"]), limit=1).records
+    assert told.asset_materialization is not None
+    table = told.asset_materialization.metadata["summary"]
+    assert isinstance(table, dg.TableMetadataValue)
+    assert [column.name for column in table.schema.columns] == ["country", "orders", "amount", "last_at"]
+
+
 def test_a_batch_shows_what_people_look_at(bench: PipelineBench, make_orders: Make) -> None:
     orders = make_orders(batch_files=10)
     refund = {"refund.json": [order(1, amount=-3)]}

@@ -75,6 +75,41 @@ def test_a_lost_lease_ends_its_spark_job_and_the_worker_goes_on(
     assert [outcome.status for outcome in outcomes if outcome] == ["lost"]
 
 
+def broken_spark() -> SparkSession:
+    raise RuntimeError("no Java to be found")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_spark_that_does_not_start_costs_no_batch_an_attempt(
+    bench: PipelineBench, make_orders: Make, known: bool
+) -> None:
+    """Whether its worker knew before that there was work, or it came while it waited."""
+    orders = make_orders()
+    execution = bench.enqueue(orders, bench.plant("day1", files_of_orders(4)))
+    with Worker(bench.db, kinds=["batch"], heartbeat_interval=0.05) as worker:
+        broken = Bench(worker, {"orders": orders}, broken_spark, bench.dsn, lambda: known)
+        with pytest.raises(RuntimeError, match="no Java to be found"):
+            list(drain(broken))
+        assert worker.held == []
+    assert [(batch.state, batch.attempts) for batch in bench.batches(execution)] == [("waiting", None)] * 2
+    released = {attempt["outcome"] for attempt in executions.attempts(bench.db, execution)}
+    assert released == (set() if known else {"released"})
+
+
+def test_spark_is_there_before_a_batch_is_claimed(bench: PipelineBench, make_orders: Make, spark: SparkSession) -> None:
+    orders = make_orders()
+    bench.enqueue(orders, bench.plant("day1", files_of_orders(2)))
+    held: list[int] = []
+    with Worker(bench.db, kinds=["batch"], heartbeat_interval=0.05) as worker:
+
+        def start() -> SparkSession:
+            held.append(len(worker.held))
+            return spark
+
+        list(drain(Bench(worker, {"orders": orders}, start, bench.dsn), linger=0.0))
+    assert held == [0]
+
+
 def test_a_worker_run_ends_when_its_time_is_up(bench: PipelineBench, make_orders: Make, spark: SparkSession) -> None:
     orders = make_orders()
     execution = bench.enqueue(orders, bench.plant("day1", files_of_orders(4)))

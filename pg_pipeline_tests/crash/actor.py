@@ -6,6 +6,7 @@ python -m pg_pipeline_tests.crash.actor VERB DSN '{"json": "arguments"}'
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import datetime
 from typing import Any
@@ -30,6 +31,11 @@ create table public.discarded (token uuid)
 def say(what: str, value: Any = None) -> None:
     sys.stdout.write(f"{what} {dumps(value)}\n")
     sys.stdout.flush()
+
+
+def a_worker(db: Database) -> Worker:
+    """TEST_POOLED: the process comes through a transaction pooler."""
+    return Worker(db, heartbeat_interval=0.05, pooled=bool(os.environ.get("TEST_POOLED")))
 
 
 def process(worker: Worker, lease: Lease) -> None:
@@ -60,7 +66,7 @@ def process(worker: Worker, lease: Lease) -> None:
 def drain(db: Database, *, limit: int = 2, tolerant: bool = False) -> int:
     """Work until nothing is left that could be claimed now."""
     done = 0
-    with Worker(db, heartbeat_interval=0.05) as worker:
+    with a_worker(db) as worker:
         while leases := worker.claim(limit):
             for lease in leases:
                 say("lease", {"task_id": lease.task_id, "token": lease.token, "kind": lease.kind})
@@ -90,7 +96,7 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
         case "drain":
             return drain(db, **given)
         case "fail" | "release":
-            with Worker(db, heartbeat_interval=0.05) as worker:
+            with a_worker(db) as worker:
                 (lease,) = worker.claim()
                 if verb == "release":
                     return worker.release(lease, "test")
@@ -118,7 +124,7 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
                 partitions.mark_summary_reported(db, partitions.execution(db, summary))
             return len(batches)
         case "chain":
-            with Worker(db, heartbeat_interval=0.05) as worker:
+            with a_worker(db) as worker:
                 leases = worker.claim()
                 while leases:
                     _, leases = worker.finish_and_claim(leases[0])

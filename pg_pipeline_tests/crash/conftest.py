@@ -50,12 +50,14 @@ class Receiver:
 
     def __init__(self) -> None:
         self.keys: Counter[str] = Counter()
+        self.bodies: dict[str, bytes] = {}
         receiver = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.keys[self.headers["Idempotency-Key"]] += 1
+                receiver.bodies.setdefault(self.headers["Idempotency-Key"], body)
                 self.send_response(204)
                 self.end_headers()
 

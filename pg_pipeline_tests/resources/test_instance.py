@@ -26,6 +26,9 @@ def test_the_generated_instance_works_and_keeps_apart_from_the_ledger(dsn: str, 
     assert storage["db_name"] == "dagster"
     assert written["run_retries"] == {"enabled": True, "max_retries": 3, "retry_on_asset_or_op_failure": False}
     assert written["run_monitoring"]["enabled"] is True
+    assert written["concurrency"] == {"pools": {"granularity": "run"}}
+    assert written["run_queue"] == {"dequeue_interval_seconds": 1}
+    assert (written["telemetry"], written["nux"]) == ({"enabled": False}, {"enabled": False})
     assert stat.S_IMODE((home / "dagster.yaml").stat().st_mode) == 0o600
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.add_dynamic_partitions("things", ["a"])

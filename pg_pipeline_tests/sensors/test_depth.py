@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pg_pipeline.assets.process import QUEUE_TAG, WORKER_TAG
+from pg_pipeline.assets.process import DEAD_TAG, QUEUE_TAG, WORKER_TAG
 from pg_pipeline.coordination import executions, submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.types import FileVersion
@@ -45,6 +45,15 @@ def worker_run(
         with storage.connect() as conn:
             conn.exec_driver_sql("update runs set start_time = ? where run_id = ?", (time.time() - age, run.run_id))
     return run
+
+
+def wait_for_slot(bench: PipelineBench, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a step does whose pool is full. The storage in memory can do it, and says that it can't."""
+    storage = bench.instance.event_log_storage
+    monkeypatch.setattr(type(storage), "supports_global_concurrency_limits", True)
+    storage.set_concurrency_slots("spark", 1)
+    assert storage.claim_concurrency_slot("spark", "another run", "bench_drain").is_claimed
+    assert not storage.claim_concurrency_slot("spark", run.run_id, "bench_drain").is_claimed
 
 
 def definitions_job() -> dg.JobDefinition:
@@ -88,6 +97,29 @@ def test_a_crashed_run_does_not_silence_the_queue(bench: PipelineBench, tick: Ti
     submit(bench, 5)
     worker_run(bench, dg.DagsterRunStatus.STARTED, age=600)  # killed before its worker's row was there
     assert len(tick().run_requests) == 1
+
+
+def test_runs_that_fail_one_after_the_other_are_not_a_storm(bench: PipelineBench, tick: Tick) -> None:
+    submit(bench, 5)
+    failed = [worker_run(bench, dg.DagsterRunStatus.FAILURE)]
+    assert len(tick().run_requests) == 1  # one that crashed is started again at once
+    failed.append(worker_run(bench, dg.DagsterRunStatus.FAILURE))
+    answer = tick()
+    assert not answer.run_requests
+    assert "the last worker runs failed: the next is tried in" in answer.skip_reason.skip_message
+    bench.instance.add_run_tags(failed[1].run_id, {DEAD_TAG: "1"})
+    assert len(tick().run_requests) == 1  # it did its work, and there were dead letters
+
+
+def test_a_run_that_waits_for_a_slot_of_its_pool_is_on_its_way(
+    bench: PipelineBench, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(bench, 5)
+    waits = worker_run(bench, dg.DagsterRunStatus.STARTED, age=600)
+    assert len(tick().run_requests) == 1
+    wait_for_slot(bench, waits, monkeypatch)
+    assert not tick().run_requests
+    assert "1 on their way" in tick().skip_reason.skip_message
 
 
 def test_batches_of_a_dead_worker_are_work(bench: PipelineBench, tick: Tick) -> None:

@@ -17,7 +17,7 @@ from pg_pipeline.pipelines import FilePipeline
 from pg_pipeline.sensors.reaper import remove_old_partitions, report_late
 from pg_pipeline.testing import PipelineBench
 from pg_pipeline_tests.helpers import wait_until
-from pg_pipeline_tests.sensors.test_depth import definitions_job, worker_run
+from pg_pipeline_tests.sensors.test_depth import definitions_job, wait_for_slot, worker_run
 
 Tick = Callable[[], Any]
 
@@ -76,6 +76,18 @@ def test_a_worker_run_that_never_registered_is_reported_failed_once_it_is_old(be
     tick()
     assert status(bench, young) == dg.DagsterRunStatus.STARTED
     assert status(bench, old) == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_waits_for_a_slot_of_its_pool_is_not_lost(
+    bench: PipelineBench, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = worker_run(bench, dg.DagsterRunStatus.STARTED, age=600)
+    wait_for_slot(bench, waits, monkeypatch)
+    tick()
+    assert status(bench, waits) == dg.DagsterRunStatus.STARTED
+    bench.instance.event_log_storage.free_concurrency_slots_for_run(waits.run_id)
+    tick()
+    assert status(bench, waits) == dg.DagsterRunStatus.FAILURE
 
 
 def test_a_run_that_waited_long_for_its_turn_is_young_when_it_starts(bench: PipelineBench, tick: Tick) -> None:

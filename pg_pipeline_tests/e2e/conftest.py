@@ -1,0 +1,3 @@
+from pg_pipeline_tests.e2e.stack import up
+
+__all__ = ["up"]
