@@ -11,7 +11,7 @@ help:
 	@echo "make demo         run the main job end to end"
 	@echo "make test         lint, types, import contracts and every test that needs only Python and Java"
 	@echo "make test-system  the tests that need Debian packages, which it installs where it may"
-	@echo "make test-all     both of them, the long matrices, and Postgres 16"
+	@echo "make test-all     both of them, the long matrices, Postgres 16, and the protocol behind PgBouncer"
 	@echo "make verify       check the protocol's model (sql/model) with spin, whole and with each guard taken out"
 	@echo "make storm        kill everything at random for three minutes, then check every row (SECONDS=3600 SEED=7)"
 	@echo "make lint         ruff, mypy and import-linter alone"
@@ -62,6 +62,7 @@ test-system: $(READY)
 test-all: test test-system
 	@$(PYTEST) -m "long"
 	@TEST_POSTGRES=16 $(PYTEST) -m "not system and not long" pg_pipeline_tests/coordination
+	@TEST_THROUGH_POOLER=1 $(PYTEST) -m "not system and not long and not own_session" pg_pipeline_tests/coordination
 
 verify: $(READY)
 	@.ci/system-packages spin gcc libc6-dev

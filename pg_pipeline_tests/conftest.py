@@ -71,10 +71,13 @@ def template(server: EmbeddedServer, new_database: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def dsn(server: EmbeddedServer, template: str, new_database: Callable[..., str]) -> Iterator[str]:
+def dsn(
+    server: EmbeddedServer, template: str, new_database: Callable[..., str], request: pytest.FixtureRequest
+) -> Iterator[str]:
     """A fresh, migrated database for this test alone."""
     name = new_database(template)
-    yield server.dsn(name)
+    direct = server.dsn(name)
+    yield request.getfixturevalue("pooled")(direct) if os.environ.get("TEST_THROUGH_POOLER") else direct
     _administer(server, sql.SQL("drop database if exists {} with (force)"), name)
 
 

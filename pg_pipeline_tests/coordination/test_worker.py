@@ -81,6 +81,7 @@ def test_a_finish_that_takes_long_does_not_stall_the_heartbeat(db: Database, sub
     one.finish(lease, {}, publish)
 
 
+@pytest.mark.own_session
 @pytest.mark.parametrize("times", [1, 3])
 def test_the_heartbeat_survives_a_reaped_connection_and_keeps_its_leases(
     db: Database, submit: Any, worker: MakeWorker, hand: Hand, times: int
@@ -100,6 +101,7 @@ def test_the_heartbeat_survives_a_reaped_connection_and_keeps_its_leases(
     one.finish(lease)
 
 
+@pytest.mark.own_session
 def test_a_worker_that_lost_its_session_is_gone_after_the_grace_not_the_lease(
     db: Database, dsn: str, submit: Any, hand: Hand
 ) -> None:
@@ -162,6 +164,7 @@ def test_leaving_a_worker_hands_its_leases_back_uncounted(db: Database, submit: 
     assert [(row["attempts"], row["token"]) for row in rows] == [(0, None)] * 3
 
 
+@pytest.mark.own_session
 def test_new_work_wakes_a_waiting_worker(db: Database, submit: Any, worker: MakeWorker) -> None:
     one = worker(heartbeat_interval=30)  # no beat comes round within this test: only the wake-up can
     assert one.claim() == []

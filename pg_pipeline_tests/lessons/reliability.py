@@ -6,6 +6,7 @@ python -m pg_pipeline_tests.lessons.reliability
 from __future__ import annotations
 
 import ast
+import json
 import re
 
 from pg_pipeline_tests.crash.stories import BY_POINT, ELSEWHERE
@@ -13,6 +14,7 @@ from pg_pipeline_tests.helpers import PROJECT
 from pg_pipeline_tests.lessons.guards import GUARDS
 from pg_pipeline_tests.verify.check import BROKEN, SAFE
 
+RESULTS = PROJECT / "pg_pipeline_tests" / "storm" / "results.jsonl"
 PAGE = PROJECT / "docs" / "reliability.md"
 _NAME = re.compile(r"test_(?:lesson_)?([a-e]\d+)_")
 
@@ -114,6 +116,26 @@ def text() -> str:
     lines += [f"| {bounds.name} | proved |" for bounds in SAFE]
     lines += ["", "| without the guard | what then happens |", "|---|---|"]
     lines += [f"| {variant.name} | {variant.harm} |" for variant in BROKEN]
+    lines += [
+        "",
+        "## Storm",
+        "",
+        "`make storm` kills workers, submitters, sessions, Postgres and the recovery itself at random, and a Spark",
+        "worker. Then the rows that plain Python makes of the input files are compared with the rows of the sink,",
+        "and the bills of a receiver with the same computation. Kept runs (`--record`):",
+        "",
+        "| seed | seconds | Spark | strikes | deliveries | re-runs and retakes | rows | attempts lost | found wrong |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in RESULTS.read_text().splitlines():
+        run = json.loads(line)
+        lost = run["attempts"].get("lost", 0) + run["attempts"].get("fenced", 0)
+        cells = (
+            *(run["seed"], f"{run['seconds']:.0f}", "yes" if run["spark"] else "no", sum(run["strikes"].values())),
+            *(run["deliveries"], run["generations"] - run["deliveries"], run["rows"], lost),
+            len(run["wrong"]) or "nothing",
+        )
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -131,14 +131,14 @@ def janitor(db: Database, chance: random.Random, given: dict[str, Any]) -> None:
     while not _stop.is_set():
         reaper.reap(db, lambda *_: None)
         dead_letters.replay_many(db)
-        while dispatcher.dispatch(limit=2).delivered:
-            pass
         with suppress(WrongState, NotFound):  # another janitor was first
             dice = chance.random() if given["meddle"] else 1.0
-            if dice < 0.1:
+            if dice < 0.4:
                 _meddle(db, chance, "finished", executions.rerun)
-            elif dice < 0.13:
+            elif dice < 0.5:
                 _meddle(db, chance, "sealed", lambda db, key: executions.cancel(db, key, "the weather"))
+        while dispatcher.dispatch(limit=2).delivered:
+            pass
         _stop.wait(0.05)
 
 

@@ -1,6 +1,6 @@
 """A storm: many workers over many small executions while processes, sessions and Postgres itself are killed at random.
 
-python -m pg_pipeline_tests.storm.storm [--seconds 180] [--seed 7] [--workers 4] [--no-spark]
+python -m pg_pipeline_tests.storm.storm [--seconds 180] [--seed 7] [--workers 4] [--no-spark] [--record]
 
 Then it is calm, everything comes to rest, and every promise is checked from the outside: the rows of the input files,
 computed in plain Python, against the rows of the sink; the bills that a receiver got against the same computation.
@@ -38,6 +38,7 @@ from pg_pipeline_tests.storm.roles import PLAIN, SINK, SPARK, spark_pipeline
 from pg_pipeline_tests.storm.world import Row, World, rows_of
 
 CALM = 600.0
+RESULTS = Path(__file__).with_name("results.jsonl")
 
 
 @dataclass
@@ -221,6 +222,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="which storm; a new one by default, printed")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--no-spark", action="store_true", help="without a Spark worker among them")
+    parser.add_argument("--record", action="store_true", help="keep the result for docs/reliability.md")
     asked = parser.parse_args()
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     print(f"SEED={seed}", flush=True)
@@ -228,6 +230,9 @@ def main() -> int:
         storm = Storm(Path(folder), seed, workers=asked.workers, spark=not asked.no_spark)
         report = storm.run(asked.seconds, lambda text: print(text, flush=True))
     print(report)
+    if asked.record:
+        with RESULTS.open("a") as results:
+            results.write(json.dumps(vars(report) | {"seconds": asked.seconds, "spark": not asked.no_spark}) + "\n")
     return 1 if report.wrong else 0
 
 
