@@ -24,6 +24,7 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.postgres import ensure_running
 from pg_pipeline.errors import ConfigurationError, PgPipelineError
+from pg_pipeline.resources.instance import dagster_home
 from pg_pipeline.settings import Settings, get_settings
 
 START_SECONDS = 180.0
@@ -46,8 +47,6 @@ def up(
     It loads the module that PG_PIPELINE_PIPELINES names, else the workspace.yaml of this folder, else the examples.
     Beside the web UI it serves what `pg-pipeline serve` does: Dagster's runs link to the reports there.
     """
-    from pg_pipeline.resources.instance import dagster_home  # imports Dagster: seconds
-
     if _taken(host, port):
         raise ConfigurationError(f"Port {port} on {host} is taken: choose another with --port.")
     settings = get_settings()

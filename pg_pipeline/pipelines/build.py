@@ -53,7 +53,12 @@ def definitions(
         for pipeline in pipelines:
             limit = pipeline.pool or pool
             assets += [enqueued_asset(pipeline), batches_asset_of(pipeline, limit), summary_asset_of(pipeline, limit)]
-    job = worker_job(pipelines, name, pool)
+    limits = {pipeline.pool or pool for pipeline in pipelines}
+    if len(limits) > 1:
+        raise ConfigurationError(
+            f"{', '.join(names)} share their workers and so their pool: give them one, or definitions of their own."
+        )
+    job = worker_job(pipelines, name, limits.pop())
     sensors = [
         *(landing_sensor(pipeline) for pipeline in pipelines if pipeline.landing is not None),
         depth_sensor(pipelines, job, name, max_workers=max_workers),

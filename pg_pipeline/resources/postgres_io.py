@@ -52,7 +52,13 @@ class PostgresIOManager(dg.ConfigurableIOManager):
             with conn.transaction():
                 self._publish(conn, table, columns, partitions)
         context.add_output_metadata(
-            {"dagster/row_count": rows.num_rows, "dagster/relation_identifier": ".".join(table)}
+            {
+                "dagster/row_count": rows.num_rows,
+                "dagster/relation_identifier": ".".join(table),
+                "dagster/column_schema": dg.TableSchema(
+                    columns=[dg.TableColumn(column, kind) for column, kind in columns.items() if column != PARTITION]
+                ),
+            }
         )
 
     def _publish(

@@ -1,5 +1,6 @@
 """A pipeline's committed rows as the input of a downstream asset, just by naming `<pipeline>/batches`."""
 
+from functools import reduce
 from typing import Any
 
 import dagster as dg
@@ -25,14 +26,17 @@ class RowsIOManager(dg.IOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The batches of the reader's partitions, the execution's rows for one partitioned so, or else every row:
+        """The batches of the reader's partitions, or the executions' rows for one partitioned so, or else every row:
         an unpartitioned reader must not miss rows whose partitions were removed from Dagster."""
+        from pyspark.sql import DataFrame
+
         spark, dsn = self._pyspark.spark_session, self._coordination.db.dsn
         wanted = _reader_keys(context)
         if wanted is None:
             frame = read(spark, self._sink, dsn)
         elif all("~" not in key.split("~g")[0] for key in wanted):
-            frame = read(spark, self._sink, dsn, execution=wanted[0].split("~")[0])
+            executions = dict.fromkeys(key.split("~")[0] for key in wanted)
+            frame = reduce(DataFrame.unionByName, (read(spark, self._sink, dsn, execution=one) for one in executions))
         else:
             parts = [key.split("~") for key in wanted]
             frame = read(spark, self._sink, dsn, batches=[(part[0], int(part[1])) for part in parts])
@@ -45,7 +49,11 @@ def _reader_keys(context: dg.InputContext) -> list[str] | None:
     if not step.has_partition_key and not step.has_partition_key_range:
         return None
     if step.has_partition_key_range:
-        return list(context.asset_partition_keys)
+        definition = step.entity_partitions_def
+        assert definition is not None, "what runs for a range of partitions has some"
+        listed = list(definition.get_partition_keys(dynamic_partitions_store=step.instance))
+        span = step.partition_key_range
+        return listed[listed.index(span.start) : listed.index(span.end) + 1]
     return [step.partition_key]
 
 

@@ -10,7 +10,7 @@ from pg_pipeline.assets.process import DEAD_TAG, QUEUE_TAG, WORKER_TAG
 from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
-from pg_pipeline.sensors.runs import WAITING, YOUNG, waiting_for_slots, worker_runs
+from pg_pipeline.sensors.runs import EVERY_LOOP, WAITING, YOUNG, waiting_for_slots, worker_runs
 
 REST_SECONDS = 10.0  # after the second run in a row that failed, then twice as long each time
 REMEMBERED = 8
@@ -23,7 +23,7 @@ def depth_sensor(
     *,
     max_workers: int = 1,
     batches_per_worker: int = 20,
-    interval: int = 5,
+    interval: int = EVERY_LOOP,
 ) -> dg.SensorDefinition:
     queues: dict[str, list[str]] = {}
     for pipeline in pipelines:

@@ -15,7 +15,7 @@ from pg_pipeline.pipelines import landing
 from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
-from pg_pipeline.sensors.runs import GOING, WAITING
+from pg_pipeline.sensors.runs import EVERY_LOOP, GOING, WAITING
 
 TICK_SECONDS = 0.5
 RETRY_SECONDS = 30.0
@@ -37,7 +37,7 @@ class _Cursor:
             return cls()  # of another release: begin again
 
 
-def landing_sensor(pipeline: FilePipeline, *, interval: int = 5) -> dg.SensorDefinition:
+def landing_sensor(pipeline: FilePipeline, *, interval: int = EVERY_LOOP) -> dg.SensorDefinition:
     @dg.sensor(
         name=f"{pipeline.name}_landing",
         target=dg.AssetSelection.assets([pipeline.name, "enqueued"]),

@@ -16,6 +16,7 @@ from pg_pipeline.coordination.database import Database
 GOING = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
 WAITING = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
 YOUNG = timedelta(seconds=120)  # a run needs this long at most from its start to its worker's row
+EVERY_LOOP = 4  # the daemon looks every 5 s: an interval of 5 is often missed by a moment, and becomes 10
 WHY = "Its process is gone: its worker sends no heartbeat, and what it held was or will be taken over."
 
 

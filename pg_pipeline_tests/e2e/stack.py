@@ -48,21 +48,33 @@ class Up:
         return found
 
 
+def write_workspace(folder: Path) -> None:
+    """The project's workspace.yaml, as it is in a folder of a user."""
+    workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
+    workspace["load_from"][0]["python_module"]["working_directory"] = str(PROJECT)
+    (folder / "workspace.yaml").write_text(yaml.safe_dump(workspace))
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
 @pytest.fixture
 def up(
     tmp_path: Path, session_dir: Path, child: Callable[..., ChildProcess], request: pytest.FixtureRequest
 ) -> Iterator[Up]:
     """In a folder of a user: the project's workspace.yaml, the README's own pipeline, landing folders, an embedded
     Postgres of its own. Its parameter is further variables."""
-    workspace = yaml.safe_load((PROJECT / "workspace.yaml").read_text())
-    workspace["load_from"][0]["python_module"]["working_directory"] = str(PROJECT)
-    (tmp_path / "workspace.yaml").write_text(yaml.safe_dump(workspace))
+    write_workspace(tmp_path)
     (readme,) = blocks("python", pages=[PROJECT / "README.md"])
     (tmp_path / "my_project.py").write_text(readme.code)
-    with socket.socket() as probe, socket.socket() as other:
-        probe.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        port, pages = probe.getsockname()[1], other.getsockname()[1]
+    port, pages = free_ports(2)
     state = session_dir / f"up-{uuid.uuid4().hex[:4]}"
     environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "0", "DAGSTER_HOME": None}
     environment |= getattr(request, "param", {})

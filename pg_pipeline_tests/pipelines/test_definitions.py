@@ -60,6 +60,10 @@ def test_a_pool_limits_every_spark_step() -> None:
     pools = {asset.key.path[-1]: asset.op.pool for asset in made.assets or ()}  # type: ignore[union-attr]
     assert pools == {"enqueued": None, "batches": "spark", "summary": "spark"}
     assert [node.definition.pool for job in made.jobs or () for node in job.graph.nodes] == ["spark"]  # type: ignore[union-attr]
+    made = definitions(FilePipeline(**GOOD, pool="mine"))
+    assert [node.definition.pool for job in made.jobs or () for node in job.graph.nodes] == ["mine"]  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="share their workers and so their pool"):
+        definitions(FilePipeline(**GOOD, pool="mine"), FilePipeline(**{**GOOD, "name": "other"}))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -1,6 +1,7 @@
 """Dagster's storage: on the same Postgres, in a database of its own, in the form that its web server can use."""
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +11,7 @@ import yaml
 from pg_pipeline.embedded.postgres import database_dsn
 from pg_pipeline.resources.instance import dagster_home, instance_config
 from pg_pipeline.settings import get_settings
+from pg_pipeline_tests.helpers import ChildProcess
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,13 @@ def test_a_users_own_dagster_home_is_left_alone(dsn: str, tmp_path: Path, monkey
     assert dagster_home(get_settings(dsn=dsn, state_dir=str(tmp_path))) == tmp_path / "mine"
     assert not (tmp_path / "mine").exists()
     assert not (tmp_path / "dagster").exists()
+
+
+def test_up_imports_neither_dagster_nor_spark_before_it_starts_dagster(child: Callable[..., ChildProcess]) -> None:
+    code = "import sys, pg_pipeline.cli.up; print({'dagster', 'pyspark', 'pyarrow'} & set(sys.modules))"
+    process = child(code)
+    assert process.wait() == 0, process.stderr
+    assert process.stdout.strip() == "set()"
 
 
 def test_a_password_is_named_and_not_written() -> None:

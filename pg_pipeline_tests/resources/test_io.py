@@ -70,7 +70,11 @@ def store(value: Any, dsn: str, partition: str | None = None, **options: Any) ->
 
 
 def test_every_kind_of_value_comes_back_as_it_was(dsn: str) -> None:
-    store(TABLE, dsn)
+    result = store(TABLE, dsn)
+    (told,) = result.asset_materializations_for_node("things")
+    columns = told.metadata["dagster/column_schema"].schema.columns  # type: ignore[attr-defined]
+    assert [(column.name, column.type) for column in columns][:2] == [("n", "integer"), ("big", "bigint")]
+    assert told.metadata["dagster/row_count"].value == 3
     assert load(pa.Table, dsn).sort_by("text").to_pylist() == TABLE.sort_by("text").to_pylist()
 
 
@@ -160,9 +164,30 @@ def test_a_downstream_asset_takes_committed_rows_just_by_naming_them(
     key = f"{execution}~00001"
     dg.materialize(assets, selection=[each], partition_key=key, instance=bench.instance, resources=resources)
     assert got["batch"] == {1}
+    other = bench.enqueue(orders, bench.plant("day2", {"x.json": files_of_orders(1)["0000.json"]}))
+    bench.drain()
+
+    @dg.asset(
+        ins={"batches": dg.AssetIn(["orders", "batches"], partition_mapping=dg.AllPartitionMapping())},
+        partitions_def=dg.DynamicPartitionsDefinition(name="orders_executions"),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        io_manager_key="none",
+    )
+    def of_executions(batches: pd.DataFrame) -> None:
+        got["executions"] = set(batches["_execution"])
+
+    ends = {"start": execution, "end": other}
+    span = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
+    readers = [*assets, of_executions]
+    dg.materialize(readers, selection=[of_executions], tags=span, instance=bench.instance, resources=resources)
+    assert got["executions"] == {execution, other}
+    dg.materialize(
+        readers, selection=[of_executions], partition_key=other, instance=bench.instance, resources=resources
+    )
+    assert got["executions"] == {other}
     bench.instance.delete_dynamic_partition("orders_batches", f"{execution}~00000")
     dg.materialize(assets, selection=[everything], instance=bench.instance, resources=resources)
-    assert got["rows"] == 20  # also those whose partition is no longer listed
+    assert got["rows"] == 25  # also those whose partition is no longer listed
 
 
 @pytest.mark.usefixtures("spark")

@@ -14,6 +14,7 @@ from pg_pipeline.coordination.lease import CallbackResult
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.pipelines import FilePipeline
+from pg_pipeline.sensors import reaper
 from pg_pipeline.sensors.reaper import remove_old_partitions, report_late
 from pg_pipeline.testing import PipelineBench
 from pg_pipeline_tests.helpers import wait_until
@@ -183,6 +184,24 @@ def test_partitions_of_long_ended_executions_go_and_come_back_under_their_genera
     report_late(bench.instance, bench.db, {"orders": orders})
     assert f"{finished}~00001~g2" in bench.instance.get_dynamic_partitions("orders_batches")
     assert f"{finished}~00001" not in bench.instance.get_dynamic_partitions("orders_batches")
+
+
+def test_a_tick_that_has_no_time_left_leaves_the_rest_to_the_next(
+    bench: PipelineBench, orders: FilePipeline, monkeypatch: pytest.MonkeyPatch, conn: psycopg.Connection[Any]
+) -> None:
+    monkeypatch.setattr(reaper, "REPORTS", 2)
+    execution = submit(bench, 5)
+    with Worker(bench.db) as worker:
+        for lease in worker.claim(5):
+            worker.finish(lease, {"rows_in": 4, "rows_out": 4})
+    known = {"orders": orders}
+    assert [report_late(bench.instance, bench.db, known, seconds=0) for _ in range(4)] == [2, 2, 1, 0]
+    assert materializations(bench, "batches") == [f"{execution}~{n:05}" for n in range(5)]
+    with Worker(bench.db) as worker:
+        worker.finish(worker.claim(1)[0], CallbackResult(summary={}))
+    conn.execute("update pipeline.execution set ended_at = now() - interval '99 days'")
+    removed = [remove_old_partitions(bench.instance, bench.db, orders, seconds=0) for _ in range(7)]
+    assert removed == [1, 1, 1, 1, 1, 1, 0]  # five batches, then their execution
 
 
 def test_an_idle_tick_needs_no_run_of_anything(tick: Tick) -> None:
