@@ -79,17 +79,19 @@ class Ways:
         sink = PostgresTable("analytics.bare")
         execution = uuid.uuid4().hex[:12]
         found = [file_version(str(path)) for path in sorted(folder.iterdir())]
-        began = time.perf_counter()
-        for number, file in enumerate(found):
-            attempt = AttemptRef("bare", execution, 1, number, uuid.uuid4())
-            files = [BatchFile(0, file.path, file.version, file.size)]
-            done = process_batch(self.spark, self.orders.recipe(), files, attempt, sink, self.bench.dsn)
-            with psycopg.connect(self.bench.dsn) as conn:
+        attempts = [AttemptRef("bare", execution, 1, number, uuid.uuid4()) for number in range(len(found))]
+        with psycopg.connect(self.bench.dsn) as conn:
+            began = time.perf_counter()
+            for attempt, file in zip(attempts, found, strict=True):
+                files = [BatchFile(0, file.path, file.version, file.size)]
+                done = process_batch(self.spark, self.orders.recipe(), files, attempt, sink, self.bench.dsn)
                 if insert:
                     sink.publish(conn, done.staged, attempt)
-                else:
-                    sink.discard(conn, attempt)
-        return time.perf_counter() - began
+                    conn.commit()
+            took = time.perf_counter() - began
+            for attempt in attempts:
+                sink.discard(conn, attempt)
+        return took
 
     def spark_(self, folder: Path) -> float:
         return self._bare(folder, insert=False)
