@@ -26,6 +26,11 @@ for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and
     del os.environ[_name]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process waits for another at the end."""
+    items.sort(key=lambda item: "/e2e/" not in item.path.as_posix())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_dir() -> Iterator[Path]:
     """A short, private folder for this run, away from the project's own state."""

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,8 +178,9 @@ def test_an_error_is_one_sentence_and_its_exit_code(
 def test_completion_installs_itself_where_the_shell_finds_it(
     child: Callable[..., ChildProcess], tmp_path: Path
 ) -> None:
-    installed = child(None, "--install-completion", "bash", module="pg_pipeline", env={"HOME": str(tmp_path)})
-    assert installed.wait() == 0, installed.stderr
+    install = f"{shlex.quote(sys.executable)} -m pg_pipeline --install-completion; exit $?"  # asked from bash, for bash
+    installed = child(command=("bash", "--norc", "-c", install), env={"HOME": str(tmp_path)})
+    assert installed.wait() == 0, installed.stdout + installed.stderr
     script = "source ~/.bashrc; complete -p pg-pipeline"
     shell = child(command=("bash", "--norc", "-c", script), env={"HOME": str(tmp_path)})
     assert shell.wait() == 0, shell.stderr
