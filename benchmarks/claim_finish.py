@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,10 +22,8 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
-from psycopg import sql
 
-from pg_pipeline.coordination.migrations import migrate
-from pg_pipeline.embedded.server import EmbeddedServer
+from benchmarks.database import database
 
 BEAT = 0.5  # seconds, as a Worker does
 
@@ -141,13 +138,7 @@ def main() -> None:
     arguments.add_argument("--count", type=int, default=2000)
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pgp-bench-", ignore_cleanup_errors=True) as folder:
-        server = EmbeddedServer(Path(folder) / "postgres", linger=0)
-        server.attach()
-        with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
-            admin.execute(sql.SQL("create database {}").format(sql.Identifier("bench")))
-        dsn = server.dsn("bench")
-        migrate(dsn)
+    with database() as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(PEERS["make"].encode())
             conn.execute("select pipeline.register_pipeline('bench', '{\"batch_files\": 1}')")
@@ -167,7 +158,6 @@ def main() -> None:
                 + "  ".join(f"{way} {medians[way]:>8,.0f}/s" for way in medians)
                 + f"   ours is {ratio['limit']:.2f} of the limit, {ratio['lease']:.2f} of a plain lease"
             )
-        server.detach()
     if given.out:
         given.out.write_text(json.dumps(results, indent=1))
 

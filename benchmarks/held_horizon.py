@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import threading
 import time
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 
 from benchmarks.claim_finish import ours
-from pg_pipeline.coordination.migrations import migrate
-from pg_pipeline.embedded.server import EmbeddedServer
+from benchmarks.database import database
 
 SIZES = """
 select coalesce(sum(n_dead_tup), 0), pg_size_pretty(pg_total_relation_size('pipeline.task')) from pg_stat_user_tables
@@ -44,13 +41,7 @@ def main() -> None:
     for name, value in {"rate": 500, "before": 20, "held": 90, "workers": 2, "n": 25}.items():
         arguments.add_argument(f"--{name}", type=int, default=value)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pgp-bench-", ignore_cleanup_errors=True) as folder:
-        server = EmbeddedServer(Path(folder) / "postgres", linger=0)
-        server.attach()
-        with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
-            admin.execute("create database bench")
-        dsn = server.dsn("bench")
-        migrate(dsn)
+    with database() as dsn:
         conn = psycopg.connect(dsn, autocommit=True)
         conn.execute("select pipeline.register_pipeline('bench', '{\"batch_files\": 1}')")
         stop = threading.Event()
@@ -91,7 +82,6 @@ def main() -> None:
             thread.join()
         holder.close()
         conn.close()
-        server.detach()
 
 
 if __name__ == "__main__":

@@ -14,19 +14,16 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
 
+from benchmarks.database import database
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
-from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.coordination.types import FileVersion
-from pg_pipeline.embedded.server import EmbeddedServer
 
 COLUMNS = "key, execution_id, batch, ordinal, size, path, version"
 KNOWN = """
@@ -91,13 +88,7 @@ def main() -> None:
     for name, value in {"files": 100_000, "known": 0, "rounds": 3}.items():
         arguments.add_argument(f"--{name}", type=int, default=value)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pgp-bench-", ignore_cleanup_errors=True) as folder:
-        server = EmbeddedServer(Path(folder) / "postgres", linger=0)
-        server.attach()
-        with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
-            admin.execute("create database bench")
-        dsn = server.dsn("bench")
-        migrate(dsn)
+    with database() as dsn:
         ways = Ways(dsn)
         submission.register_pipeline(ways.db, "bench")
         for first in range(1, given.known + 1, 500_000):
@@ -133,7 +124,6 @@ def main() -> None:
             )
         ways.conn.close()
         ways.db.close()
-        server.detach()
 
 
 if __name__ == "__main__":
