@@ -207,7 +207,8 @@ begin
   where id = v_execution.id;
   insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
   select l.id, v_execution.id, b.generation, b.number, v_queue.max_attempts, l.ready_at
-  from pipeline.batch b cross join pipeline._batch_lane(v_execution, v_queue.name) l where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
+  from pipeline.batch b cross join pipeline._batch_lane(v_execution, v_queue.name) l
+  where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
   perform pipeline._wake(v_queue.name);
   v_answer := jsonb_build_object('execution', p_execution, 'generation', v_execution.generation + 1, 'batches', v_count);
   perform pipeline._answer(p_request_id, 'rerun', p_execution, v_answer);
