@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pg_pipeline.assets.callback import run_callback
-from pg_pipeline.coordination.lease import Lease
+from pg_pipeline.coordination.lease import Finish, Lease
 from pg_pipeline.coordination.types import JSON, BatchResult
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost
@@ -88,18 +88,22 @@ class Bench:
             with suppress(LeaseLost):
                 self.worker.release(lease, "Spark did not start")  # no fault of the batch
             raise
+        finishing = False
         try:
             if lease.kind == "callback":
-                self.worker.finish(lease, run_callback(self.spark(), pipeline, lease, self._dsn))
+                finish = Finish(lease, run_callback(self.spark(), pipeline, lease, self._dsn))
             else:
-                self._process(pipeline, lease)
+                finish = self._process(pipeline, lease)
+            finishing = True
+            self.worker.finish(finish.lease, finish.result, finish.publish)
         except LeaseLost as error:
             return Outcome(lease, "lost", str(error))
         except Exception as error:  # noqa: BLE001 - a batch's own trouble must not end the worker of the others
-            return self._failed(lease, error)
+            return self._failed(lease, error, finishing)
         return Outcome(lease, "committed")
 
-    def _process(self, pipeline: FilePipeline, lease: Lease) -> None:
+    def _process(self, pipeline: FilePipeline, lease: Lease) -> Finish:
+        """Staged; it becomes visible with the finish."""
         attempt, sink = lease.ref, pipeline.sink
         files = self.worker.files(lease)
         self.worker.note_output(lease, sink.name, sink.location(attempt))
@@ -108,9 +112,9 @@ class Bench:
         def publish(conn: Any) -> None:
             sink.publish(conn, processed.staged, attempt)
 
-        self.worker.finish(lease, _described(processed), publish)
+        return Finish(lease, _described(processed), publish)
 
-    def _failed(self, lease: Lease, error: Exception) -> Outcome:
+    def _failed(self, lease: Lease, error: Exception, finishing: bool) -> Outcome:
         if lease not in self.worker.held:  # lost meanwhile: its Spark jobs were cancelled under it
             return Outcome(lease, "lost", str(error))
         retryable = getattr(error, "retryable", True)
@@ -118,7 +122,7 @@ class Bench:
             if self.stopping.is_set():
                 self.worker.release(lease, "its run was stopped")
                 return Outcome(lease, "released")
-            failed = self.worker.fail(lease, error, retryable=retryable)
+            failed = self.worker.fail(lease, error, retryable=retryable, finishing=finishing)
         except LeaseLost as lost:
             return Outcome(lease, "lost", str(lost))
         return Outcome(lease, "failed", _first_line(error), failed.dead_letter, failed.retry_at)

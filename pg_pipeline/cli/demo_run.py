@@ -150,7 +150,7 @@ class _Demo:
         attempts = executions.attempts(self.db, execution)
         violations = executions.audit(self.db, execution)
         doubled, found = self._count(execution)
-        lost_attempts = sum(a["outcome"] in ("lost", "fenced") for a in attempts)
+        lost, fenced = (sum(a["outcome"] == outcome for a in attempts) for outcome in ("lost", "fenced"))
         _catch_up(self._home, self.db)
         table = Table(show_header=False, box=None, pad_edge=False)
         missing = self._planted.rows - found
@@ -159,7 +159,8 @@ class _Demo:
             ("rows out", f"{found:,}"),
             ("batches", f"{report.expected}"),
             ("attempts", f"{len(attempts)}"),
-            ("lost and fenced attempts", f"{lost_attempts} ({killed or 'no worker was killed'})"),
+            ("lost attempts", f"{lost} ({killed or 'no worker was killed'})"),
+            ("fenced attempts", f"{fenced}"),
             ("quarantined files", f"{report.quarantined} of {self._planted.broken} broken ones"),
             ("duplicates", f"{doubled}"),
             ("lost", f"{missing}"),

@@ -227,10 +227,17 @@ class Worker:
         return Finished(lease, row["result"], row["callback"]), leases
 
     def fail(
-        self, lease: Lease, error: BaseException | str, *, retryable: bool = True, reason: str = "error"
+        self,
+        lease: Lease,
+        error: BaseException | str,
+        *,
+        retryable: bool = True,
+        reason: str = "error",
+        finishing: bool = False,
     ) -> Failed:
-        """Back off and hand back, or a dead letter."""
+        """Back off and hand back, or a dead letter. `finishing`: the work was done, and its finish failed."""
         kind = type(error).__qualname__ if isinstance(error, BaseException) else reason
+        kind = f"{kind} at finish" if finishing else kind
         text = str(error) or kind
         answer = self._settle(
             lease,

@@ -14,8 +14,10 @@ from pyspark.sql import SparkSession
 from pg_pipeline.assets import events
 from pg_pipeline.assets.work import Bench, drain
 from pg_pipeline.coordination import executions
+from pg_pipeline.coordination.metrics import samples
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.pipelines import FilePipeline
+from pg_pipeline.sinks.postgres import PostgresTable
 from pg_pipeline.testing import PipelineBench
 from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.orders import files_of_orders
@@ -108,6 +110,25 @@ def test_spark_is_there_before_a_batch_is_claimed(bench: PipelineBench, make_ord
 
         list(drain(Bench(worker, {"orders": orders}, start, bench.dsn), linger=0.0))
     assert held == [0]
+
+
+class Unpublishable(PostgresTable):
+    def publish(self, *_args: Any) -> int:
+        raise OSError("the archive is full")
+
+
+def test_work_that_was_done_and_could_not_finish_is_told_from_work_that_failed(
+    bench: PipelineBench, make_orders: Make, spark: SparkSession
+) -> None:
+    orders = make_orders({"max_attempts": 1}, sink=Unpublishable("analytics.orders"))
+    execution = bench.enqueue(orders, bench.plant("day1", files_of_orders(2)))
+    with Worker(bench.db, kinds=["batch"], heartbeat_interval=0.05) as worker:
+        (outcome,) = [o for o in drain(Bench(worker, {"orders": orders}, lambda: spark, bench.dsn), linger=0.0) if o]
+    assert (outcome.status, outcome.error) == ("failed", "OSError: the archive is full")
+    (attempt,) = executions.attempts(bench.db, execution)
+    assert (attempt["outcome"], attempt["error_class"]) == ("failed", "OSError at finish")
+    unfinished = {s.labels["why"]: s.value for s in samples(bench.db) if s.name == "unfinished_recent"}
+    assert unfinished == {"taken over": 0, "execution ended": 0, "finish failed": 1}
 
 
 def test_a_worker_run_ends_when_its_time_is_up(bench: PipelineBench, make_orders: Make, spark: SparkSession) -> None:

@@ -3,7 +3,7 @@ set local role pipeline_owner;
 
 -- One row per sample. Attempts are counted over the window that has just passed: history is pruned, so a
 -- running total would go back. Unfinished is work that was done and could not finish: another had the task by then
--- (fenced), or the execution had ended.
+-- (fenced), the execution had ended, or the finish itself failed, as when a sink can't publish.
 create or replace function pipeline.metrics(p_window interval default '5 min')
 returns table (name text, labels jsonb, value float8)
 language sql stable security definer
@@ -46,8 +46,9 @@ begin atomic
   ) d cross join (values (1, '0.5'), (2, '0.95'), (3, '1')) p(n, q)
   union all
   select 'unfinished_recent', jsonb_build_object('queue', q.queue, 'why', y.why), count(a.token)::float8
-  from q cross join (values ('taken over', 'fenced'), ('execution ended', 'released')) y(why, outcome)
-  left join a on a.queue = q.queue and a.outcome = y.outcome and (a.outcome = 'fenced' or a.error = 'its execution ended')
+  from q cross join (values ('taken over', 'fenced'), ('execution ended', 'released'), ('finish failed', 'failed')) y(why, outcome)
+  left join a on a.queue = q.queue and a.outcome = y.outcome
+    and (a.outcome = 'fenced' or a.error = 'its execution ended' or a.error_class like '% at finish')
   group by q.queue, y.why
   union all
   select 'dead_letters', jsonb_build_object('queue', d.queue, 'pipeline', d.pipeline, 'reason', d.reason), count(*)::float8
