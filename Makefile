@@ -53,7 +53,7 @@ pictures: $(READY)
 	@$(BIN)/python docs/pictures.py
 
 test: lint
-	@$(PYTEST) -n $(JOBS) --dist worksteal -m "not system and not long"
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not system and not long"
 
 test-system: $(READY)
 	@.ci/system-packages
