@@ -15,11 +15,14 @@ from psycopg import sql
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.server import EmbeddedServer
+from pg_pipeline_tests import quick_java
 from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
 
 POSTGRES_VERSION = int(os.environ.get("TEST_POSTGRES", "18"))
+
+quick_java.use()
 
 # Settings of the person who runs the tests must not leak into them.
 for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:
