@@ -43,7 +43,7 @@ begin
                                       'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
                                       'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions',
-                                      'replace_file', 'prune_ledger'])
+                                      'replace_file', 'prune_ledger', 'unpin_schema'])
     ) g(role_name, functions)
   loop
     for i in 1 .. cardinality(v_grant.functions) loop

@@ -121,6 +121,11 @@ class Worker:
         rows = self._db.rows("select * from pipeline.batch_files(%s, %s)", (lease.execution_id, lease.batch))
         return [made(BatchFile, row) for row in rows]
 
+    def pin_schema(self, pipeline: str, schema: str | None) -> str | None:
+        """The pipeline's pinned schema; `schema` becomes it where there was none. None only asks."""
+        pinned: str | None = self._db.value("select pipeline.pin_schema(%s, %s)", (pipeline, schema))
+        return pinned
+
     def note_output(self, lease: Lease, sink: str, location: JSON) -> None:
         """Say where this attempt is about to write, so that the reaper can discard it; fenced."""
         noted = self._db.value(

@@ -17,7 +17,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from pg_pipeline.sinks.base import BATCH, EXECUTION, count_files
+from pg_pipeline.sinks.base import count_files, with_provenance
 from pg_pipeline.sinks.columns import Column, encoder
 
 STAGING_SCHEMA = "pipeline_staging"
@@ -64,7 +64,7 @@ class CopyTask:
         for found in batches:
             if found.num_rows == 0:
                 continue
-            batch = self._with_provenance(count_files(found, counts))
+            batch = with_provenance(count_files(found, counts), self.execution, self.batch)
             if encode is None:
                 encode = encoder(batch.schema, self.columns)
                 encode.write_header()
@@ -75,11 +75,6 @@ class CopyTask:
         if encode is not None:
             # The encoder holds some tuples back until the end, which it marks.
             yield encode.finish()[: -len(TRAILER)]
-
-    def _with_provenance(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        execution = pa.repeat(pa.scalar(self.execution, pa.string()), batch.num_rows)
-        number = pa.repeat(pa.scalar(self.batch, pa.int32()), batch.num_rows)
-        return pa.RecordBatch.from_arrays([*batch.columns, execution, number], [*batch.schema.names, EXECUTION, BATCH])
 
     def _copy(self, table: str, tuples: Iterable[bytes]) -> None:
         name = sql.Identifier(STAGING_SCHEMA, table)

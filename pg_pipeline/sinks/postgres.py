@@ -107,12 +107,7 @@ class PostgresTable:
     def publish(self, conn: psycopg.Connection[Any], staged: Staged, attempt: AttemptRef) -> int:
         memory: _Memory = staged.memory
         table = target.identifier(self.table)
-        conn.execute(
-            sql.SQL("delete from {} where {} = %s and {} = %s").format(
-                table, sql.Identifier(EXECUTION), sql.Identifier(BATCH)
-            ),
-            (attempt.execution, attempt.batch),
-        )
+        self._delete(conn, table, attempt)
         try:
             if self.mode == "append":
                 published = self._fill(conn, table, memory)
@@ -123,6 +118,19 @@ class PostgresTable:
         for name, _ in memory.tables:
             conn.execute(sql.SQL("drop table {}").format(sql.Identifier(STAGING_SCHEMA, name)))
         return published
+
+    def _delete(self, conn: psycopg.Connection[Any], table: sql.Composable, attempt: AttemptRef) -> None:
+        """Remove what an earlier generation of this batch put there."""
+        mine = sql.SQL(" from {} where {} = %s and {} = %s").format(
+            table, sql.Identifier(EXECUTION), sql.Identifier(BATCH)
+        )
+        values = (attempt.execution, attempt.batch)
+        if self.mode == "upsert":
+            if conn.execute(sql.SQL("select{} limit 1").format(mine), values).fetchone() is None:
+                return
+            # Old keys and new ones can't be taken in one sorted order: other writers wait for the whole of it.
+            conn.execute(sql.SQL("lock table {} in share row exclusive mode").format(table))
+        conn.execute(sql.SQL("delete{}").format(mine), values)
 
     def _fill(self, conn: psycopg.Connection[Any], into: sql.Composable, memory: _Memory) -> int:
         """Inline bytes and reported staging tables into one table, counted against what was reported."""
