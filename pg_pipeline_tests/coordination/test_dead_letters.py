@@ -6,11 +6,11 @@ from uuid import uuid4
 
 import pytest
 
-from pg_pipeline.coordination import dead_letters
+from pg_pipeline.coordination import dead_letters, executions
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.submission import send
 from pg_pipeline.errors import InvalidInput, NotFound, SubmissionConflict
-from pg_pipeline_tests.coordination.conftest import HandWorker
+from pg_pipeline_tests.coordination.conftest import HandWorker, state
 
 Hand = Callable[..., HandWorker]
 
@@ -96,3 +96,32 @@ def test_an_unknown_letter_is_named(db: Database) -> None:
         dead_letters.replay(db, 77)
     with pytest.raises(NotFound):
         dead_letters.show(db, 77)
+
+
+def test_p7_a_request_id_with_another_content_is_a_conflict_and_changes_nothing(
+    db: Database, submit: Any, hand: Hand
+) -> None:
+    """Also when only the batches or the reason differ: the first answer would pass for the second's."""
+    one, done = hand(), submit(4, key="done")
+    while leases := one.claim(10):
+        one.finish(*leases)
+    live = submit(4, key="live")
+    letters = [one.fail(lease, retryable=False)["dead_letter"] for lease in one.claim(2)]
+    rerun, discard, cancel = uuid4(), uuid4(), uuid4()
+    first = executions.rerun(db, done, [1, 0, 1], request_id=rerun)
+    assert executions.rerun(db, done, [0, 1], request_id=rerun) == first
+    dead_letters.discard(db, letters[0], "empty files", request_id=discard)
+    with pytest.raises(SubmissionConflict):
+        dead_letters.discard(db, letters[0], "other reason", request_id=discard)
+    executions.cancel(db, live, "enough", request_id=cancel)
+    for again in (
+        lambda: executions.rerun(db, done, [0], request_id=rerun),
+        lambda: executions.rerun(db, done, request_id=rerun),
+        lambda: dead_letters.discard(db, letters[1], "empty files", request_id=discard),
+        lambda: executions.cancel(db, live, "changed our minds", request_id=cancel),
+    ):
+        with pytest.raises(SubmissionConflict):
+            again()
+    assert state(db, done)["generation"] == 2
+    while leases := one.claim(10):
+        one.finish(*leases)

@@ -1,12 +1,18 @@
 """Who may do what: least privilege from the first migration on."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
+from pg_pipeline.coordination import dead_letters, executions, reaper, submission
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.lease import Finish
+from pg_pipeline.coordination.worker import Worker
+from pg_pipeline_tests.coordination.conftest import files
 
 ROLES = ("pipeline_reader", "pipeline_submitter", "pipeline_worker", "pipeline_operator")
 TABLES = (
@@ -130,3 +136,53 @@ def test_the_token_of_a_living_lease_is_its_workers_secret(conn: psycopg.Connect
             answer = conn.execute("select has_column_privilege(%s, %s, %s, 'select')", asked)
             assert answer.fetchone() == (False,), (role, column)
     assert conn.execute("select token from pipeline.attempt_status").fetchall() == [(None,)]
+
+
+@pytest.fixture
+def login(conn: psycopg.Connection[Any], dsn: str) -> Iterator[Callable[[str], Database]]:
+    """A database as a login of its own sees it, that has one role and nothing else."""
+    opened: list[tuple[str, Database]] = []
+
+    def make(role: str) -> Database:
+        name = f"{role}_{conn.info.dbname}"
+        conn.execute(
+            sql.SQL("create role {} login in role {}").format(sql.Identifier(name), sql.Identifier(f"pipeline_{role}"))
+        )
+        opened.append((name, Database(make_conninfo(dsn, user=name))))
+        return opened[-1][1]
+
+    yield make
+    for name, database in opened:
+        database.close()
+        conn.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
+
+
+@pytest.mark.own_session  # the pooler of these tests logs everybody in as one
+def test_each_role_as_a_login_of_its_own_does_its_part_from_submit_to_end(login: Callable[[str], Database]) -> None:
+    operator, submitter, working, reader = (login(role) for role in ("operator", "submitter", "worker", "reader"))
+    submission.configure_queue(operator, "default", backoff_base="0 s", backoff_cap="0 s", breaker_after=0)
+    submission.register_pipeline(operator, "orders", batch_files=2)
+    execution = submission.submit(submitter, "orders", files(6), request_key="k").execution
+    with Worker(working) as one:
+        for lease in one.claim(3):
+            one.note_output(lease, "sink", {"table": "t"})
+            assert len(one.files(lease)) == 2
+            if lease.batch == 1:
+                one.fail(lease, "refused", retryable=False)
+            else:
+                one.finish(lease, {"rows_in": 2})
+        assert executions.get(reader, execution)["status"] == "blocked"
+        (letter,) = dead_letters.listed(reader)
+        dead_letters.replay(operator, letter["id"])
+        (lease,) = one.claim()
+        (callback,) = one.finish_and_claim(lease, {"rows_in": 2})[1]
+        one.finish(callback, {"summary": {"rows": 6}})
+        executions.rerun(operator, execution, [0])
+        while leases := one.claim(10):
+            one.finish_many([Finish(lease, {}) for lease in leases])
+        assert reaper.reap(working, lambda _sink, _attempt, _location: None).counts["outputs_discarded"] == 1
+    assert executions.get(reader, execution)["status"] == "finished"
+    assert (executions.audit(reader), len(executions.attempts(reader, execution))) == ([], 7)
+    assert executions.explain(reader, execution)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        executions.cancel(reader, execution, "not mine to say")

@@ -101,9 +101,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_execution pipeline.execution;
+  v_asked     text := concat_ws(': ', p_execution, p_reason);
   v_answer    jsonb;
 begin
-  v_answer := pipeline._answered(p_request_id, 'cancel', p_execution);
+  v_answer := pipeline._answered(p_request_id, 'cancel', v_asked);
   if v_answer is not null then
     return v_answer;
   end if;
@@ -118,7 +119,7 @@ begin
   end if;
   perform pipeline._end_early(v_execution.id, 'cancelled', p_reason);
   v_answer := jsonb_build_object('execution', p_execution, 'state', 'cancelled');
-  perform pipeline._answer(p_request_id, 'cancel', p_execution, v_answer);
+  perform pipeline._answer(p_request_id, 'cancel', v_asked, v_answer);
   return v_answer;
 end
 $$;
@@ -158,9 +159,10 @@ declare
   v_missing   text;
   v_batches   int;
   v_count     int;
+  v_asked     text := p_execution || coalesce(' batches ' || (select string_agg(n::text, ', ' order by n) from (select distinct unnest(p_batches)) b(n)), '');
   v_answer    jsonb;
 begin
-  v_answer := pipeline._answered(p_request_id, 'rerun', p_execution);
+  v_answer := pipeline._answered(p_request_id, 'rerun', v_asked);
   if v_answer is not null then
     return v_answer;
   end if;
@@ -211,12 +213,13 @@ begin
   where b.execution_id = v_execution.id and b.state = 'waiting' order by b.number;
   perform pipeline._wake(v_queue.name);
   v_answer := jsonb_build_object('execution', p_execution, 'generation', v_execution.generation + 1, 'batches', v_count);
-  perform pipeline._answer(p_request_id, 'rerun', p_execution, v_answer);
+  perform pipeline._answer(p_request_id, 'rerun', v_asked, v_answer);
   return v_answer;
 end
 $$;
 
--- The stored answer to an operator's request, or null. PP002 if the id was used for something else.
+-- The stored answer to an operator's request, or null. PP002 if the id was used for something else: the subject is
+-- all that was asked for, the batches of a re-run and the reason of a discard included.
 create or replace function pipeline._answered(p_request_id uuid, p_verb text, p_subject text) returns jsonb
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

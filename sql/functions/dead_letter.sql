@@ -132,9 +132,10 @@ declare
   v_letter    pipeline.dead_letter;
   v_execution pipeline.execution;
   v_live      boolean;
+  v_asked     text := concat_ws(': ', p_letter, p_why);
   v_answer    jsonb;
 begin
-  v_answer := pipeline._answered(p_request_id, 'discard', p_letter::text);
+  v_answer := pipeline._answered(p_request_id, 'discard', v_asked);
   if v_answer is not null then
     return v_answer;
   end if;
@@ -168,7 +169,7 @@ begin
   update pipeline.dead_letter set resolution = 'discarded', resolved_at = clock_timestamp(), resolved_by = p_by, resolved_why = p_why
   where id = p_letter;
   v_answer := jsonb_build_object('dead_letter', p_letter, 'resolution', 'discarded');
-  perform pipeline._answer(p_request_id, 'discard', p_letter::text, v_answer);
+  perform pipeline._answer(p_request_id, 'discard', v_asked, v_answer);
   return v_answer;
 end
 $$;
