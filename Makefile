@@ -69,7 +69,7 @@ verify: $(READY)
 	@$(BIN)/python -m pg_pipeline_tests.verify.check
 
 storm: $(READY)
-	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(DAGSTER),--dagster)
 
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:
