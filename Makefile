@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+CLASSES := .venv/spark-classes.jsa
 PYTEST := $(BIN)/python -m pytest
+BENCH := .venv-bench
 JOBS ?= 2
 
-.PHONY: help demo test test-system test-all verify storm lint format docs site pictures clean
+.PHONY: help demo test test-system test-all verify storm bench bench-quick performance lint format docs site pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -14,6 +16,9 @@ help:
 	@echo "make test-all     both of them, the long matrices, Postgres 16, and the protocol behind PgBouncer"
 	@echo "make verify       check the protocol's model (sql/model) with spin, whole and with each guard taken out"
 	@echo "make storm        kill everything at random for three minutes, then check every row (SECONDS=3600 SEED=7)"
+	@echo "make bench        every goal against the limit and against peers, about an hour (GOAL=1: one of them)"
+	@echo "make bench-quick  a small version of each, about five minutes"
+	@echo "make performance  docs/performance.md and its pictures, from benchmarks/results"
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
@@ -52,8 +57,12 @@ site: $(READY)
 pictures: $(READY)
 	@$(BIN)/python docs/pictures.py
 
-test: lint
-	@$(PYTEST) -n $(JOBS) --dist worksteal -m "not system and not long"
+# Spark's classes for the tests' Java: made once, and each of their sessions starts in half the time.
+$(CLASSES): $(READY)
+	@$(BIN)/python -m pg_pipeline_tests.quick_java
+
+test: lint $(CLASSES)
+	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not system and not long"
 
 test-system: $(READY)
 	@.ci/system-packages
@@ -71,8 +80,25 @@ verify: $(READY)
 storm: $(READY)
 	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(DAGSTER),--dagster)
 
+# The peers have an environment of their own: what they bring must not change what is tested.
+$(BENCH)/.ready: pyproject.toml setup.cfg
+	@$(PYTHON) pg_pipeline/__init__.py
+	@$(PYTHON) -m venv $(BENCH)
+	@echo "Installing pg_pipeline and its peers into $(BENCH) (once) ..."
+	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+bench: $(BENCH)/.ready
+	@$(BENCH)/bin/python -m benchmarks $(if $(GOAL),--goal $(GOAL)) $(if $(SEED),--seed $(SEED))
+
+bench-quick: $(BENCH)/.ready
+	@$(BENCH)/bin/python -m benchmarks --quick $(if $(GOAL),--goal $(GOAL)) $(if $(SEED),--seed $(SEED))
+
+performance: $(BENCH)/.ready
+	@$(BENCH)/bin/python -m benchmarks.page
+
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:
-	@rm -rf .venv .pg_pipeline build dist *.egg-info spark-warehouse artifacts
+	@rm -rf .venv $(BENCH) .pg_pipeline build dist *.egg-info spark-warehouse artifacts
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""Against the limit, in the same run, as ratios: these machines are noisy."""
+"""Against the limit and against peers, in the same run, as ratios of pairs: these machines are noisy."""

@@ -1,49 +1,44 @@
-"""Claim and finish of batch tasks: everything we promise (token, history, ledger, barrier, ack) against two limits.
+"""Goal 1. Claim and finish of batch tasks: everything we promise (token, history, ledger, barrier, ack), against two
+limits and the peers, at 1, 10 and 100 a round trip and 1, 2 and 8 workers.
 
 `limit`   delete … returning with skip locked: no lease, no result, nothing survives a crash of the worker.
 `lease`   a plain lease-then-delete that writes the same rows (attempt, batch, counter), without tokens or checks.
 `ours`    pipeline.claim and pipeline.finish.
-
-Rounds are interleaved in random order on the same server (fsync and synchronous_commit on); the table shows medians,
-spread and the ratio to each limit within a round. Run: python -m benchmarks.claim_finish [--rounds 3]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import statistics
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 
-from benchmarks.database import database
+from benchmarks.database import server
+from benchmarks.harness import Case, Check, Result, Run
+from benchmarks.peers import LEFT_OUT, peers
 
 BEAT = 0.5  # seconds, as a Worker does
+Done = Callable[[int, float], bool]
 
-PEERS = {
-    "make": """
-        create schema peer;
-        create table peer.counter (one bool primary key, settled int);
-        insert into peer.counter values (true, 0);
-        create table peer.batch (id bigint primary key, state text, result jsonb);
-        create table peer.attempt (id bigint generated always as identity primary key, task bigint, worker text,
-                                   claimed_at timestamptz, ended_at timestamptz default now(), outcome text);
-        create table peer.task (id bigint generated always as identity primary key, ready_at timestamptz default now(),
-                                leased_until timestamptz, worker text, payload jsonb);
-        create index on peer.task (ready_at, id) where leased_until is null;
-    """,
-    "fill": """
-        truncate peer.task, peer.batch;
-        insert into peer.task (payload) select '{}' from generate_series(1, %(count)s);
-        insert into peer.batch (id, state) select id, 'waiting' from peer.task;
-    """,
+MAKE = """
+create schema peer;
+create table peer.counter (one bool primary key, settled int);
+insert into peer.counter values (true, 0);
+create table peer.batch (id bigint primary key, state text, result jsonb);
+create table peer.attempt (id bigint generated always as identity primary key, task bigint, worker text,
+                           claimed_at timestamptz, ended_at timestamptz default now(), outcome text);
+create table peer.task (id bigint generated always as identity primary key, ready_at timestamptz default now(),
+                        leased_until timestamptz, worker text, payload jsonb);
+create index on peer.task (ready_at, id) where leased_until is null;
+"""
+FILL = """
+insert into peer.task (payload) select '{}' from generate_series(1, %(count)s)
+"""
+STATEMENTS = {
     "limit": """
         delete from peer.task where id in (
           select id from peer.task order by ready_at, id limit %(n)s for update skip locked) returning id
@@ -63,20 +58,34 @@ PEERS = {
 }
 
 
-def fill(conn: psycopg.Connection[Any], way: str, count: int, executions: int) -> None:
-    if way != "ours":
-        for statement in PEERS["fill"].split(";")[:-1]:
-            conn.execute(statement.encode(), {"count": count} if "%(count)s" in statement else None)
-        conn.execute("vacuum analyze peer.task, peer.batch")
-        return
-    per = count // executions
-    for _ in range(executions):
-        paths = [f"/in/{uuid4()}" for _ in range(per)]
-        conn.execute("select pipeline.submit('bench', %s, %s, %s, %s)", (uuid4().hex, paths, ["1"] * per, [1] * per))
-    conn.execute("vacuum analyze pipeline.task, pipeline.batch, pipeline.execution, pipeline.attempt")
+def fill(dsn: str, way: str, count: int, executions: int = 4) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        if way != "ours":
+            conn.execute("truncate peer.task, peer.batch")
+            conn.execute(FILL.encode(), {"count": count})
+            conn.execute("insert into peer.batch (id, state) select id, 'waiting' from peer.task")
+            conn.execute("vacuum analyze peer.task, peer.batch")
+            return
+        per = count // executions
+        for _ in range(executions):
+            submit(conn, per)
+        conn.execute("vacuum analyze pipeline.task, pipeline.batch, pipeline.execution, pipeline.attempt")
 
 
-def ours(dsn: str, n: int, done: Callable[[int, float], bool]) -> None:
+def submit(conn: psycopg.Connection[Any], count: int) -> None:
+    """An execution of `count` batches of a file."""
+    paths = [f"/in/{uuid4()}" for _ in range(count)]
+    conn.execute("select pipeline.submit('bench', %s, %s, %s, %s)", (uuid4().hex, paths, ["1"] * count, [1] * count))
+
+
+def register(dsn: str, **settings: Any) -> None:
+    """A pipeline whose batches have one file."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        wanted = psycopg.types.json.Jsonb({"batch_files": 1, **settings})
+        conn.execute("select pipeline.register_pipeline('bench', %s)", (wanted,))
+
+
+def ours(dsn: str, n: int, done: Done) -> None:
     """Claims and finishes batches until `done`, which is told how many and how long the claim took."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = uuid4()
@@ -95,35 +104,34 @@ def ours(dsn: str, n: int, done: Callable[[int, float], bool]) -> None:
                 results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)
                 conn.execute("select 1 from pipeline.finish(%s, %s, %s::jsonb[])", (ids, tokens, results))
             if done(len(rows), claimed - began):
+                conn.execute("select pipeline.stop_worker(%s)", (worker,))
                 return
 
 
-def peer(dsn: str, way: str, n: int, done: Callable[[int, float], bool]) -> None:
+def plain(dsn: str, way: str, n: int, done: Done) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = str(uuid4())
         while True:
             began = time.perf_counter()
-            rows = conn.execute(PEERS[way].encode(), {"n": n, "worker": worker}).fetchall()
+            rows = conn.execute(STATEMENTS[way].encode(), {"n": n, "worker": worker}).fetchall()
             claimed = time.perf_counter()
             if way == "lease" and rows:
-                conn.execute(PEERS["ack"].encode(), {"ids": [row[0] for row in rows]})
+                conn.execute(STATEMENTS["ack"].encode(), {"ids": [row[0] for row in rows]})
             if done(len(rows), claimed - began):
                 return
 
 
-def rate(dsn: str, way: str, n: int, workers: int, count: int) -> float:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        fill(conn, way, count, executions=4)
-    left = [count]
-    lock = threading.Lock()
+def drained(dsn: str, way: str, n: int, workers: int, count: int) -> float:
+    """Tasks a second of `count` that wait."""
+    left, lock = [count], threading.Lock()
 
     def done(rows: int, _: float) -> bool:
         with lock:
             left[0] -= rows
             return left[0] <= 0 or rows == 0
 
-    arguments = (ours, (dsn, n, done)) if way == "ours" else (peer, (dsn, way, n, done))
-    threads = [threading.Thread(target=arguments[0], args=arguments[1]) for _ in range(workers)]
+    work = (lambda: ours(dsn, n, done)) if way == "ours" else (lambda: plain(dsn, way, n, done))
+    threads = [threading.Thread(target=work) for _ in range(workers)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -132,35 +140,49 @@ def rate(dsn: str, way: str, n: int, workers: int, count: int) -> float:
     return (count - max(left[0], 0)) / (time.perf_counter() - began)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--count", type=int, default=2000)
-    arguments.add_argument("--out", type=Path)
-    given = arguments.parse_args()
-    with database() as dsn:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute(PEERS["make"].encode())
-            conn.execute("select pipeline.register_pipeline('bench', '{\"batch_files\": 1}')")
-        results = []
-        for n, workers in [(1, 1), (1, 8), (10, 2), (100, 2), (100, 8)]:
-            count = given.count if n == 1 else given.count * 5
-            rounds: list[dict[str, float]] = []
-            for _ in range(given.rounds):
-                ways = ["limit", "lease", "ours"]
-                random.shuffle(ways)
-                rounds.append({way: rate(dsn, way, n, workers, count) for way in ways})
-            medians = {way: statistics.median(r[way] for r in rounds) for way in ("limit", "lease", "ours")}
-            ratio = {way: statistics.median(r["ours"] / r[way] for r in rounds) for way in ("limit", "lease")}
-            results.append({"n": n, "workers": workers, "rounds": rounds, "medians": medians, "ratio": ratio})
-            print(
-                f"{n:>4} a trip, {workers} workers: "
-                + "  ".join(f"{way} {medians[way]:>8,.0f}/s" for way in medians)
-                + f"   ours is {ratio['limit']:.2f} of the limit, {ratio['lease']:.2f} of a plain lease"
+def measure(run: Run) -> Result:
+    cells = run.of([(10, 2)], [(1, 1), (1, 8), (10, 2), (100, 2)], [(n, w) for n in (1, 10, 100) for w in (1, 2, 8)])
+    with server(run.embedded) as made, ExitStack() as stack:
+        own, other = made.migrated(), made.new()
+        register(own)
+        with psycopg.connect(other, autocommit=True) as conn:
+            conn.execute(MAKE.encode())
+        rivals = peers(made, stack) if run.peers else {}
+        cases = []
+        for n, workers in cells:
+            count = run.of(40, 400, 1000) if n == 1 else run.of(40, 2000, 10_000)
+
+            def raw(way: str, n: int = n, workers: int = workers, count: int = count) -> float:
+                dsn = own if way == "ours" else other
+                fill(dsn, way, count)
+                return drained(dsn, way, n, workers, count)
+
+            def theirs(name: str, n: int = n, workers: int = workers, count: int = count) -> float:
+                # Enough that most are acknowledged within the time measured, which ends with the last handler.
+                few = max(20, int(count * rivals[name].share), run.of(1, 5, 5) * n * workers)
+                rivals[name].enqueue(few)
+                return rivals[name].drain(n, workers, few)
+
+            ways: dict[str, Callable[[], float]] = {
+                way: (lambda way=way: raw(way)) for way in ("ours", "lease", "limit")
+            }  # type: ignore[misc]
+            ways |= {name: (lambda name=name: theirs(name)) for name in rivals}  # type: ignore[misc]
+            print(f"{n} a trip, {workers} workers:", flush=True)
+            cases.append(Case(f"{n} a trip, {workers} workers", "tasks/s", run.interleaved(ways)))
+        about = {"postgres": made.settings()}
+    return Result(1, "Claim and finish", cases, judged(cases, list(rivals)), left_out=LEFT_OUT, about=about)
+
+
+def judged(cases: list[Case], rivals: list[str]) -> list[Check]:
+    checks = []
+    for case in cases:
+        checks.append(Check(f"of a plain lease, {case.name}", case.ratio("ours", "lease"), 0.5, "at least", "×"))
+        best = case.best(rivals)
+        if best:
+            checks.append(
+                Check(f"of the best peer ({best}), {case.name}", case.ratio("ours", best), 1, "at least", "×")
             )
-    if given.out:
-        given.out.write_text(json.dumps(results, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        if case.name.startswith("100") and "pgmq" in case.ways:
+            ratio = case.ratio("ours", "pgmq")
+            checks.append(Check(f"of PGMQ, {case.name}", ratio, 3, "at least", "×", moonshot=True))
+    return checks

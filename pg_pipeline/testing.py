@@ -7,6 +7,8 @@ def test_my_pipeline(bench: PipelineBench):          # pytest_plugins = ["pg_pip
     bench.drain()
     assert bench.execution(execution).status == "finished"
     bench.assert_audit_clean()
+
+PYTEST_DONT_REWRITE: a test imports this module before pytest sees its `pytest_plugins`, and would be warned of that.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from pg_pipeline.coordination.lease import Lease
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.coordination.partitions import BatchReport, ExecutionReport
 from pg_pipeline.coordination.worker import Worker
+from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.postgres import database_dsn, ensure_running
 from pg_pipeline.pipelines.build import definitions
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource, SparkResource
+from pg_pipeline.spark.session import session as our_session
 
 PATIENCE = 30.0
 
@@ -182,6 +186,27 @@ def throwaway_dsn() -> Iterator[str]:
         migrate(dsn)
         yield dsn
         conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def dsn(throwaway_dsn: str) -> str:
+    """The same, by the name that `SinkConformance` knows it by."""
+    return throwaway_dsn
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One Spark session for the whole run."""
+    ensure_java()
+    session = our_session()
+    yield session
+    session.stop()
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['task', 'outbox'] loop
+  foreach v_table in array array['task', 'outbox', 'attempt_output'] loop
     execute format('revoke select on pipeline.%I from pipeline_reader', v_table);
     execute (
       select format('grant select (%s) on pipeline.%I to pipeline_reader', string_agg(quote_ident(a.attname), ', ' order by a.attnum), v_table)
       from pg_catalog.pg_attribute a
       where a.attrelid = format('pipeline.%I', v_table)::regclass and a.attnum > 0 and not a.attisdropped
-        and a.attname not in ('token', 'claim_id'));
+        and a.attname not in ('token', 'claim_id', 'location'));
   end loop;
 end
 $$;
@@ -43,7 +43,7 @@ begin
                                       'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
                                       'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions',
-                                      'replace_file', 'prune_ledger'])
+                                      'replace_file', 'prune_ledger', 'unpin_schema'])
     ) g(role_name, functions)
   loop
     for i in 1 .. cardinality(v_grant.functions) loop

@@ -2,7 +2,7 @@
 targeted run takes exactly the batches that it was asked for."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import dagster as dg
@@ -15,6 +15,7 @@ from pg_pipeline.assets.work import Bench, Outcome, drain
 from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource, SparkResource
+from pg_pipeline.spark.progress import Progress
 
 WORKER_TAG = "pg_pipeline/worker"
 QUEUE_TAG = "pg_pipeline/queue"
@@ -22,11 +23,13 @@ DEAD_TAG = "pg_pipeline/dead_letters"
 DRAINED = ("batch", "callback")
 REPORT_EVERY = 100
 REPORT_SECONDS = 2.0
+PROGRESS_SECONDS = 10.0
+SLOTS = "Batches at a time in the one Spark session; found from cores and memory when not set."
 
 
 class WorkerConfig(dg.Config):
     queue: str = Field(default="default", description="The queue to drain.")
-    slots: int = Field(default=2, ge=1, le=64, description="Batches at a time in the one Spark session.")
+    slots: int | None = Field(default=None, ge=1, le=64, description=SLOTS)
     max_seconds: float = Field(default=3600.0, gt=0, description="Take nothing new after this long.")
     linger_seconds: float = Field(default=3.0, ge=0, description="Wait this long for more before ending.")
 
@@ -71,8 +74,10 @@ def work(
     pipelines: Mapping[str, FilePipeline],
     coordination: CoordinationResource,
     outcomes: Iterator[Outcome | None],
+    under_way: Callable[[], Progress | None] = lambda: None,
 ) -> list[Outcome]:
-    """Follow a drain: tell Dagster of what committed, some at a time and soon; return what did not."""
+    """Follow a drain: tell Dagster of what committed, some at a time and soon, and now and then how far the rest is;
+    return what did not commit."""
     reporter = Reporter.of_run(context, pipelines, coordination.db)
     untold: list[Outcome] = []
     troubled: list[Outcome] = []
@@ -81,9 +86,12 @@ def work(
         _tell(context, reporter, pipelines, coordination, untold)
         untold.clear()
 
-    told = 0.0
+    told, said = 0.0, time.monotonic()
     try:
         for outcome in outcomes:
+            if time.monotonic() - said > PROGRESS_SECONDS and (progress := under_way()):
+                context.log.info(f"{progress.batches} under way: {progress}.")
+                said = time.monotonic()
             if outcome is None:
                 tell()
                 continue
@@ -92,7 +100,8 @@ def work(
                 troubled.append(outcome)
                 context.log.warning(sentence(outcome))
                 continue
-            context.log.info(f"{lease} committed (attempt {lease.attempt}).")
+            done = f": {outcome.progress}" if outcome.progress else ""
+            context.log.info(f"{lease} committed (attempt {lease.attempt}){done}.")
             untold.append(outcome)
             now = time.monotonic()
             if len(untold) >= REPORT_EVERY or lease.kind == "callback" or now - told > REPORT_SECONDS:
@@ -142,7 +151,7 @@ def worker_job(pipelines: Sequence[FilePipeline], name: str, pool: str | None) -
         with bench_of(context, known, config.queue, coordination, pyspark, DRAINED) as bench:
             going = drain(bench, slots=config.slots, seconds=config.max_seconds, linger=config.linger_seconds)
             with closing(going):
-                troubled = work(context, known, coordination, going)
+                troubled = work(context, known, coordination, going, bench.under_way)
         fail_for(context, known, coordination, troubled)
 
     @dg.job(

@@ -12,7 +12,7 @@ import dagster as dg
 from pydantic import Field
 
 from pg_pipeline.assets import keys
-from pg_pipeline.assets.process import bench_of, fail_for, sentence, work
+from pg_pipeline.assets.process import SLOTS, bench_of, fail_for, sentence, work
 from pg_pipeline.assets.report import Reporter, kinds, relation
 from pg_pipeline.assets.work import Outcome, drain
 from pg_pipeline.coordination import dead_letters, executions, partitions
@@ -35,7 +35,7 @@ _RERUN = UUID("5b1b9d8e-6f0a-4c57-9c55-0a7f4e0a9c11")
 class BatchesConfig(dg.Config):
     rerun: bool = Field(default=False, description="Run committed batches again, as a new generation.")
     wait: float = Field(default=0.0, ge=0, description="Seconds to wait for batches that a live worker holds.")
-    slots: int = Field(default=2, ge=1, le=64, description="Batches at a time in the one Spark session.")
+    slots: int | None = Field(default=None, ge=1, le=64, description=SLOTS)
 
 
 def batches_asset_of(pipeline: FilePipeline, pool: str | None) -> dg.AssetsDefinition:
@@ -67,7 +67,7 @@ def batches_asset_of(pipeline: FilePipeline, pool: str | None) -> dg.AssetsDefin
             while target.look():
                 if target.free:
                     with closing(drain(bench, slots=config.slots, claim=target.claim)) as going:
-                        troubled += target.settle(work(context, known, coordination, going))
+                        troubled += target.settle(work(context, known, coordination, going, bench.under_way))
                 elif time.monotonic() < until:
                     bench.worker.wait(POLL)
                 else:

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pg_pipeline.assets.callback import run_callback
 from pg_pipeline.coordination.lease import Finish, Lease
-from pg_pipeline.coordination.types import JSON, BatchResult
+from pg_pipeline.coordination.types import JSON, BatchFile, BatchResult
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost
+from pg_pipeline.spark.batches import batches_at_once, pool_of
+from pg_pipeline.spark.infer import infer_schema
 from pg_pipeline.spark.process import Processed, cancel, process_batch
+from pg_pipeline.spark.progress import Progress
+from pg_pipeline.spark.recipe import Recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +41,7 @@ class Outcome:
     error: str | None = None
     dead_letter: int | None = None
     retry_at: str | None = None
+    progress: Progress | None = None
 
 
 class Bench:
@@ -58,6 +63,8 @@ class Bench:
         self._spark: SparkSession | None = None
         self._starting = threading.Lock()
         self._dsn = dsn
+        self._schemas: dict[str, str] = {}
+        self._under_way: dict[Lease, Progress] = {}
         self.stopping = threading.Event()
 
     def spark(self) -> SparkSession:
@@ -73,13 +80,21 @@ class Bench:
         if self._waits():
             self.spark()
 
+    def slots(self) -> int:
+        """How many batches at once suit this machine."""
+        return batches_at_once(self._spark)
+
+    def under_way(self) -> Progress | None:
+        """How far the batches are that are being worked on, taken together."""
+        return Progress.total(list(self._under_way.values()))
+
     def lost(self, lease: Lease, why: str) -> None:
         """Another has it, or it ended: stop its Spark jobs."""
         _log.warning("%s is lost (%s): its Spark jobs are cancelled", lease, why)
         if self._spark is not None:
             cancel(self._spark, lease.token)
 
-    def do(self, lease: Lease) -> Outcome:
+    def do(self, lease: Lease, slot: int = 0) -> Outcome:
         """The work of one lease, to its finish. What goes wrong with it is handed back, not raised."""
         pipeline = self._pipelines[lease.pipeline]
         try:
@@ -93,26 +108,48 @@ class Bench:
             if lease.kind == "callback":
                 finish = Finish(lease, run_callback(self.spark(), pipeline, lease, self._dsn))
             else:
-                finish = self._process(pipeline, lease)
+                finish = self._process(pipeline, lease, pool_of(slot))
             finishing = True
             self.worker.finish(finish.lease, finish.result, finish.publish)
         except LeaseLost as error:
             return Outcome(lease, "lost", str(error))
         except Exception as error:  # noqa: BLE001 - a batch's own trouble must not end the worker of the others
             return self._failed(lease, error, finishing)
-        return Outcome(lease, "committed")
+        finally:
+            progress = self._under_way.pop(lease, None)
+        return Outcome(lease, "committed", progress=progress)
 
-    def _process(self, pipeline: FilePipeline, lease: Lease) -> Finish:
+    def _process(self, pipeline: FilePipeline, lease: Lease, pool: str) -> Finish:
         """Staged; it becomes visible with the finish."""
         attempt, sink = lease.ref, pipeline.sink
         files = self.worker.files(lease)
         self.worker.note_output(lease, sink.name, sink.location(attempt))
-        processed = process_batch(self.spark(), pipeline.recipe(), files, attempt, sink, self._dsn)
+        recipe = self._recipe(pipeline, files)
+
+        def tell(progress: Progress) -> None:
+            self._under_way[lease] = progress
+
+        processed = process_batch(self.spark(), recipe, files, attempt, sink, self._dsn, tell, pool=pool)
 
         def publish(conn: Any) -> None:
             sink.publish(conn, processed.staged, attempt)
 
         return Finish(lease, _described(processed), publish)
+
+    def _recipe(self, pipeline: FilePipeline, files: Sequence[BatchFile]) -> Recipe:
+        """With its schema: the one in code, or the pinned one, or what this batch's files show, which is then pinned.
+        Of two batches that look at once, the first to pin decides for both."""
+        recipe = pipeline.recipe()
+        if recipe.schema is not None:
+            return recipe
+        if pipeline.name not in self._schemas:
+            pinned = self.worker.pin_schema(pipeline.name, None)
+            if pinned is None:
+                pinned = self.worker.pin_schema(pipeline.name, infer_schema(self.spark(), recipe, files).toDDL())
+                assert pinned is not None
+                _log.info("the schema of %s is pinned: %s", pipeline.name, pinned)
+            self._schemas[pipeline.name] = pinned
+        return recipe.pinned(self._schemas[pipeline.name])
 
     def _failed(self, lease: Lease, error: Exception, finishing: bool) -> Outcome:
         if lease not in self.worker.held:  # lost meanwhile: its Spark jobs were cancelled under it
@@ -137,18 +174,20 @@ def _described(processed: Processed) -> BatchResult:
 def drain(
     bench: Bench,
     *,
-    slots: int = 2,
+    slots: int | None = None,
     seconds: float | None = None,
     claim: Callable[[Worker], Sequence[Lease]] | None = None,
     linger: float = LINGER,
 ) -> Generator[Outcome | None, None, None]:
-    """Do what is ready, `slots` at a time in one Spark session, until nothing is left or the time is up.
+    """Do what is ready, `slots` at a time in one Spark session, until nothing is left or the time is up. How many
+    suit the machine is found out where nobody says.
 
     Yields what became of each lease, and None now and then while nothing comes.
     Closing the iterator (a cancelled run) cancels the Spark jobs under way; leaving the worker hands leases back.
     """
     until = time.monotonic() + seconds if seconds is not None else None
     bench.warm_up()
+    slots = slots or bench.slots()
     done: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
     idle_since: dict[int, float] = {}
@@ -161,7 +200,7 @@ def drain(
                 if leases:
                     idle_since.pop(slot, None)
                     for lease in leases:
-                        done.put(bench.do(lease))
+                        done.put(bench.do(lease, slot))
                     continue
                 now = time.monotonic()
                 idle_since.setdefault(slot, now)

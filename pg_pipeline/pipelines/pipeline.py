@@ -33,6 +33,8 @@ _COMPRESSED = ("", ".gz", ".zst")
 class FilePipeline:
     """Where files land, how Spark turns them into rows, where those go, and what runs once when all is in.
 
+    Without a `schema`, it is inferred from the first batch's files and pinned in Postgres: later files must fit it.
+    `provenance` keeps each row's file in the column `_file`; its execution and batch are always kept.
     `transform` is `(df, batch) -> df`, `callback` is `(spark, execution) -> DataFrame or dict`. `policy` says what a
     dead batch does: `strict` holds the callback back, `partial` goes on without it, `abort` ends the execution.
     `tolerance` is the share of quarantined files that the asset check lets pass, `retention` how long the partitions
@@ -53,6 +55,7 @@ class FilePipeline:
     drift: Literal["quarantine", "fail", "rescue"] = "quarantine"
     bad_files: Literal["quarantine", "fail"] = "quarantine"
     max_bad_lines: int = 0
+    provenance: bool = True
     policy: Literal["strict", "partial", "abort"] = "strict"
     batch_files: int = 100
     batch_bytes: int = 256 << 20
@@ -102,9 +105,10 @@ class FilePipeline:
             raise ConfigurationError(f"sink is {self.sink!r}: use PostgresTable(…), ParquetDataset(…) or a Sink.")
         _takes_two("transform", self.transform, "(df, batch)")
         _takes_two("callback", self.callback, "(spark, execution)")
-        if not isinstance(self.schema, str):
-            raise ConfigurationError('schema is missing: say what the files hold, such as "id long, name string".')
-        ddl.columns(self.schema)
+        if self.schema is not None:
+            if not isinstance(self.schema, str):
+                raise ConfigurationError(f'schema is {self.schema!r}: use text, such as "id long, name string".')
+            ddl.columns(self.schema)
         self.recipe()
 
     def _choice(self, name: str) -> None:
@@ -122,6 +126,7 @@ class FilePipeline:
             bad_files=self.bad_files,
             max_bad_lines=self.max_bad_lines,
             transform=self.transform,
+            provenance=self.provenance,
         )
 
     @property

@@ -26,8 +26,14 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
     heartbeat_interval: float | None = Field(default=None, description="Seconds between two heartbeats of a worker.")
     pooled: bool | None = Field(default=None, description="The DSN leads through a transaction pooler.")
 
-    webhook_secret: str | None = Field(default=None, description="Signs webhooks, so that receivers know them.")
-    webhook_allow_private: bool = Field(default=False, description="Also deliver to addresses inside the network.")
+    webhook_secret: str | None = Field(
+        default=None,
+        repr=False,
+        description="Signs webhooks: a dg.EnvVar, or leave it to PG_PIPELINE_WEBHOOK_SECRET. Never the text itself.",
+    )
+    webhook_allow_private: bool | None = Field(
+        default=None, description="Also deliver to addresses that are not on the public Internet."
+    )
 
     _db: Database | None = PrivateAttr(default=None)
     _life: Worker | None = PrivateAttr(default=None)
@@ -38,6 +44,8 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
             state_dir=self.state_dir,
             heartbeat_interval=self.heartbeat_interval,
             pooled=self.pooled,
+            webhook_secret=self.webhook_secret,
+            webhook_allow_private=self.webhook_allow_private,
         )
 
     @property
@@ -78,9 +86,9 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
 
     def dispatcher(self, *, timeout: float = 10.0) -> Dispatcher:
         """Delivers the outbox."""
-        return Dispatcher(
-            self.db, secret=self.webhook_secret, timeout=timeout, allow_private=self.webhook_allow_private
-        )
+        settings = self.settings()
+        secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
+        return Dispatcher(self.db, secret=secret, timeout=timeout, allow_private=settings.webhook_allow_private)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Of a run: a row that says that its process lives, from before its steps wait for their pools and Spark starts

@@ -79,6 +79,13 @@ def count_files(batch: pa.RecordBatch, counts: Counter[str]) -> pa.RecordBatch:
     return batch.remove_column(batch.schema.get_field_index(name))
 
 
+def with_provenance(batch: pa.RecordBatch, execution: str, number: int) -> pa.RecordBatch:
+    """The rows with the execution and the batch that they came with."""
+    executions = pa.repeat(pa.scalar(execution, pa.string()), batch.num_rows)
+    numbers = pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*batch.columns, executions, numbers], [*batch.schema.names, EXECUTION, BATCH])
+
+
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 

@@ -17,7 +17,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from pg_pipeline.sinks.base import BATCH, EXECUTION, count_files
+from pg_pipeline.sinks.base import count_files, with_provenance
 from pg_pipeline.sinks.columns import Column, encoder
 
 STAGING_SCHEMA = "pipeline_staging"
@@ -32,7 +32,7 @@ class CopyTask:
     columns: Sequence[Column]
     execution: str
     batch: int
-    token: str
+    mark: str
     dsn: str
     inline_bytes: int
 
@@ -50,7 +50,7 @@ class CopyTask:
             inline.append(data)
             size += len(data)
             if size > self.inline_bytes:
-                table = f"{staging_prefix(self.token)}{context.taskAttemptId()}"
+                table = f"{staging_prefix(self.mark)}{context.taskAttemptId()}"
                 self._copy(table, _chain(inline, tuples))
                 yield _result(rows[0], table, counts, None)
                 return
@@ -64,7 +64,7 @@ class CopyTask:
         for found in batches:
             if found.num_rows == 0:
                 continue
-            batch = self._with_provenance(count_files(found, counts))
+            batch = with_provenance(count_files(found, counts), self.execution, self.batch)
             if encode is None:
                 encode = encoder(batch.schema, self.columns)
                 encode.write_header()
@@ -76,17 +76,16 @@ class CopyTask:
             # The encoder holds some tuples back until the end, which it marks.
             yield encode.finish()[: -len(TRAILER)]
 
-    def _with_provenance(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        execution = pa.repeat(pa.scalar(self.execution, pa.string()), batch.num_rows)
-        number = pa.repeat(pa.scalar(self.batch, pa.int32()), batch.num_rows)
-        return pa.RecordBatch.from_arrays([*batch.columns, execution, number], [*batch.schema.names, EXECUTION, BATCH])
-
     def _copy(self, table: str, tuples: Iterable[bytes]) -> None:
         name = sql.Identifier(STAGING_SCHEMA, table)
         definitions = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.type)) for c in self.columns
         )
         with psycopg.connect(self.dsn, application_name="pg_pipeline executor") as conn:
+            # The role's, not the login's: workers with other logins must be able to discard it.
+            conn.execute(
+                "select set_config('role', 'pipeline_worker', true) where pg_has_role('pipeline_worker', 'set')"
+            )
             conn.execute(sql.SQL("create unlogged table {} ({})").format(name, definitions))
             copy_binary(conn, name, self.columns, tuples)
 
@@ -105,8 +104,8 @@ def copy_binary(
         return cursor.rowcount
 
 
-def staging_prefix(token: str) -> str:
-    return f"a_{token.replace('-', '')}_"
+def staging_prefix(mark: str) -> str:
+    return f"a_{mark}_"
 
 
 def _chain(first: list[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -19,7 +19,16 @@ from psycopg.types.json import Jsonb
 from pyarrow import fs
 
 from pg_pipeline.coordination.types import JSON, AttemptRef
-from pg_pipeline.sinks.base import Staged, count_files, counts_files, map_in_arrow, visible
+from pg_pipeline.sinks.base import (
+    BATCH,
+    EXECUTION,
+    Staged,
+    count_files,
+    counts_files,
+    map_in_arrow,
+    visible,
+    with_provenance,
+)
 from pg_pipeline.sinks.errors import SinkSchemaMismatch, StagedRowsMissing
 
 if TYPE_CHECKING:
@@ -66,7 +75,7 @@ class ParquetDataset:
                 )
 
     def stage(self, df: DataFrame, attempt: AttemptRef, dsn: str) -> Staged:  # noqa: ARG002 - sinks are called alike
-        task = WriteTask(self.path, folder(attempt), self.compression)
+        task = WriteTask(self.path, folder(attempt), self.compression, attempt.execution, attempt.batch)
         results = map_in_arrow(df, task, RESULT_DDL).toArrow().to_pylist()
         counted: Counter[str] = Counter()
         for result in results:
@@ -137,6 +146,8 @@ class WriteTask:
     dataset: str
     folder: str
     compression: str
+    execution: str
+    batch: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -151,7 +162,7 @@ class WriteTask:
         for found in batches:
             if found.num_rows == 0:
                 continue
-            batch = count_files(found, counts)
+            batch = with_provenance(count_files(found, counts), self.execution, self.batch)
             if writer is None:
                 system.create_dir(f"{root}/{self.folder}", recursive=True)
                 writer = pq.ParquetWriter(
@@ -171,7 +182,7 @@ class WriteTask:
 
 def folder(attempt: AttemptRef) -> str:
     """Below the dataset; the token makes it the attempt's own."""
-    return f"{quote(attempt.execution, safe='')}/{attempt.batch:06}/{attempt.token.hex}"
+    return f"{quote(attempt.execution, safe='')}/{attempt.batch:06}/{attempt.mark}"
 
 
 def discard_folder(conn: psycopg.Connection[Any], dataset: str, inner: str) -> None:
@@ -208,6 +219,7 @@ def _published(conn: psycopg.Connection[Any], dataset: str) -> list[str]:
 
 def _described(schema: StructType) -> list[dict[str, Any]]:
     described: list[dict[str, Any]] = visible(schema).jsonValue()["fields"]
+    described += [{"name": EXECUTION, "type": "string"}, {"name": BATCH, "type": "integer"}]
     return [{**field, "nullable": True, "metadata": {}} for field in described]
 
 

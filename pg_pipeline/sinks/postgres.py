@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -65,7 +64,7 @@ class PostgresTable:
         return "postgres"
 
     def location(self, attempt: AttemptRef) -> dict[str, JSON]:
-        return {"schema": STAGING_SCHEMA, "prefix": staging_prefix(str(attempt.token))}
+        return {"schema": STAGING_SCHEMA, "prefix": staging_prefix(attempt.mark)}
 
     def prepare(self, conn: psycopg.Connection[Any], schema: StructType) -> None:
         columns = columns_of(schema)
@@ -82,7 +81,7 @@ class PostgresTable:
             columns=columns,
             execution=attempt.execution,
             batch=attempt.batch,
-            token=str(attempt.token),
+            mark=attempt.mark,
             dsn=dsn,
             inline_bytes=self.inline_bytes // slots,
         )
@@ -108,12 +107,7 @@ class PostgresTable:
     def publish(self, conn: psycopg.Connection[Any], staged: Staged, attempt: AttemptRef) -> int:
         memory: _Memory = staged.memory
         table = target.identifier(self.table)
-        conn.execute(
-            sql.SQL("delete from {} where {} = %s and {} = %s").format(
-                table, sql.Identifier(EXECUTION), sql.Identifier(BATCH)
-            ),
-            (attempt.execution, attempt.batch),
-        )
+        self._delete(conn, table, attempt)
         try:
             if self.mode == "append":
                 published = self._fill(conn, table, memory)
@@ -124,6 +118,19 @@ class PostgresTable:
         for name, _ in memory.tables:
             conn.execute(sql.SQL("drop table {}").format(sql.Identifier(STAGING_SCHEMA, name)))
         return published
+
+    def _delete(self, conn: psycopg.Connection[Any], table: sql.Composable, attempt: AttemptRef) -> None:
+        """Remove what an earlier generation of this batch put there."""
+        mine = sql.SQL(" from {} where {} = %s and {} = %s").format(
+            table, sql.Identifier(EXECUTION), sql.Identifier(BATCH)
+        )
+        values = (attempt.execution, attempt.batch)
+        if self.mode == "upsert":
+            if conn.execute(sql.SQL("select{} limit 1").format(mine), values).fetchone() is None:
+                return
+            # Old keys and new ones can't be taken in one sorted order: other writers wait for the whole of it.
+            conn.execute(sql.SQL("lock table {} in share row exclusive mode").format(table))
+        conn.execute(sql.SQL("delete{}").format(mine), values)
 
     def _fill(self, conn: psycopg.Connection[Any], into: sql.Composable, memory: _Memory) -> int:
         """Inline bytes and reported staging tables into one table, counted against what was reported."""
@@ -152,10 +159,10 @@ class PostgresTable:
     def _upsert(
         self, conn: psycopg.Connection[Any], table: sql.Composable, memory: _Memory, attempt: AttemptRef
     ) -> int:
-        incoming = sql.Identifier("pg_temp", f"in_{attempt.token.hex}")
+        incoming = sql.Identifier("pg_temp", f"in_{attempt.mark}")
         conn.execute(
             sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
-                sql.Identifier(f"in_{attempt.token.hex}"), _names(c.name for c in memory.columns), table
+                sql.Identifier(f"in_{attempt.mark}"), _names(c.name for c in memory.columns), table
             )
         )
         self._fill(conn, incoming, memory)
@@ -172,7 +179,7 @@ class PostgresTable:
         return published
 
     def discard(self, conn: psycopg.Connection[Any], attempt: AttemptRef) -> None:
-        discard_staging(conn, staging_prefix(str(attempt.token)))
+        discard_staging(conn, staging_prefix(attempt.mark))
 
 
 def discard_staging(conn: psycopg.Connection[Any], prefix: str) -> None:
@@ -182,9 +189,9 @@ def discard_staging(conn: psycopg.Connection[Any], prefix: str) -> None:
             conn.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(STAGING_SCHEMA, name)))
 
 
-def staged_tokens(conn: psycopg.Connection[Any]) -> set[UUID]:
+def staged_marks(conn: psycopg.Connection[Any]) -> set[str]:
     """The attempts that have staging tables, also such as a late executor made after its attempt was discarded."""
-    return {UUID(name.split("_")[1]) for name in _staging_tables(conn) if name.startswith("a_")}
+    return {name.split("_")[1] for name in _staging_tables(conn) if name.startswith("a_")}
 
 
 def _staging_tables(conn: psycopg.Connection[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from pg_pipeline.spark import failures
 from pg_pipeline.spark.arrow_reader import arrow_can, read_with_arrow
 from pg_pipeline.spark.errors import BadFiles, SchemaDrift, SparkError, TransformFailed, UnsteadyFiles
 from pg_pipeline.spark.probe import probe
-from pg_pipeline.spark.progress import OnProgress, watched
+from pg_pipeline.spark.progress import OnProgress, finished, watched
 from pg_pipeline.spark.recipe import Batch, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports, by_ordinal, new_reports, unreported
 from pg_pipeline.spark.session import POOL, quiet
@@ -128,7 +128,7 @@ class _Work:
         out = self._transform(reading.rows, good)
         # Counts belong to the first job that sees the rows, which must be the one that stages them.
         ours = self._jobs() == before and not stops_early(out)
-        staged = self._stage(out, good, new_reports(self.spark.sparkContext))
+        staged = self._stage(out, good, None)
         tally = (reading.tally() if ours else None) or reading.count()
         missing = [file for file in good if file.path not in tally.rows]
         if missing:
@@ -140,7 +140,7 @@ class _Work:
     def _jobs(self) -> set[int]:
         return set(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(self.attempt.token)))
 
-    def _stage(self, out: DataFrame, files: Sequence[BatchFile], reports: Reports) -> Staged:
+    def _stage(self, out: DataFrame, files: Sequence[BatchFile], reports: Reports | None) -> Staged:
         with psycopg.connect(self.dsn) as conn:
             self.sink.prepare(conn, visible(out.schema))
         try:
@@ -187,6 +187,8 @@ class _Work:
             rows_rescued=sum(outcome.rows_rescued for outcome in outcomes),
             metadata=metadata,
         )
+        if self.on_progress is not None:
+            self.on_progress(finished(self.spark.sparkContext, str(self.attempt.token), self.files, result.rows_in))
         return Processed(result, staged, visible(out.schema))
 
     def _check_policy(self, found: dict[int, FileReport]) -> None:

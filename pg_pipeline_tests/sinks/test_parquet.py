@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import TaskContext
 
 from pg_pipeline.coordination.types import AttemptRef
 from pg_pipeline.sinks.errors import SinkSchemaMismatch, StagedRowsMissing
-from pg_pipeline.sinks.parquet import ParquetDataset
+from pg_pipeline.sinks.parquet import ParquetDataset, WriteTask
 
 
 def attempt(batch: int = 0) -> AttemptRef:
@@ -86,3 +88,48 @@ def test_columns_may_be_added_only_when_allowed_and_never_changed(
 def test_nothing_written_yet_says_so(spark: Any, conn: Any, tmp_path: Path) -> None:
     with pytest.raises(SinkSchemaMismatch, match="Nothing was ever written"):
         ParquetDataset(str(tmp_path / "d")).read(spark, conn)
+
+
+def test_rows_say_which_execution_and_batch_they_came_with(spark: Any, dsn: str, conn: Any, tmp_path: Path) -> None:
+    sink = ParquetDataset(str(tmp_path / "d"))
+    for batch in range(2):
+        write(sink, spark.range(batch, batch + 1, 1, 1), dsn, batch)
+    rows = sink.read(spark, conn).collect()
+    assert sorted((row.id, row._execution, row._batch) for row in rows) == [
+        (0, "20261118-a1b2", 0),
+        (1, "20261118-a1b2", 1),
+    ]
+
+
+def test_any_reader_takes_the_list_of_files(spark: Any, dsn: str, conn: Any, tmp_path: Path) -> None:
+    import pandas as pd
+    import polars as pl
+
+    sink = ParquetDataset(str(tmp_path / "d"))
+    write(sink, spark.range(0, 10, 1, 2), dsn)
+    sink.stage(spark.range(100, 110), attempt(1), dsn)
+    files = sink.files(conn)
+    assert sorted(pl.read_parquet(files)["id"].to_list()) == list(range(10))
+    assert sorted(pd.concat(map(pd.read_parquet, files))["id"]) == list(range(10))
+
+
+def test_a_file_and_the_folders_that_lead_to_it_are_on_disk_before_it_is_reported(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    synced = set()
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(TaskContext, "get", lambda: TaskContext)
+    monkeypatch.setattr(TaskContext, "partitionId", lambda: 0)
+    monkeypatch.setattr(TaskContext, "taskAttemptId", lambda: 7)
+    task = WriteTask(str(tmp_path / "d"), "e/000000/token", "zstd", "e", 0)
+    (report,) = task(iter([pa.RecordBatch.from_pydict({"id": [1, 2]})]))
+    (path,) = report.column("path").to_pylist()
+    file = tmp_path / "d" / path
+    assert {str(place) for place in [file, *list(file.parents)[:4]]} <= synced
+    assert report.column("bytes").to_pylist() == [file.stat().st_size]

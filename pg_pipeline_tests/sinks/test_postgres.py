@@ -15,7 +15,8 @@ from pg_pipeline.coordination.types import AttemptRef
 from pg_pipeline.sinks import postgres
 from pg_pipeline.sinks.copying import STAGING_SCHEMA, CopyTask
 from pg_pipeline.sinks.errors import SinkKeyMissing, SinkSchemaMismatch, StagedRowsMissing, ValueRefused
-from pg_pipeline.sinks.postgres import PostgresTable, staged_tokens
+from pg_pipeline.sinks.postgres import PostgresTable, staged_marks
+from pg_pipeline_tests.helpers import wait_until
 
 
 def attempt(batch: int = 0, execution: str = "20261118-a1b2") -> AttemptRef:
@@ -271,9 +272,9 @@ def test_what_dead_attempts_left_can_be_found_and_discarded(spark: Any, dsn: str
     sink.prepare(conn, spark.range(1).schema)
     for ref in (dead, other):
         sink.stage(spark.range(1), ref, dsn)
-    assert staged_tokens(conn) == {dead.token, other.token}
+    assert staged_marks(conn) == {dead.mark, other.mark}
     sink.discard(conn, dead)
-    assert staged_tokens(conn) == {other.token}
+    assert staged_marks(conn) == {other.mark}
 
 
 def test_two_batches_with_the_same_keys_do_not_deadlock(spark: Any, dsn: str, conn: Any) -> None:
@@ -305,3 +306,40 @@ def test_two_batches_with_the_same_keys_do_not_deadlock(spark: Any, dsn: str, co
         thread.join()
     assert failures == []
     assert conn.execute("select count(*), min(at) from t").fetchone() == (500, 1)
+
+
+def test_a_rerun_of_an_upsert_waits_for_other_writers_instead_of_dying_with_them(
+    spark: Any, dsn: str, conn: Any
+) -> None:
+    """It removes old keys and writes new ones, in no order that could be sorted. Another batch holds key 5 and wants
+    key 1 next, which the re-run had written before."""
+    import threading
+
+    sink, first, again, other = (
+        PostgresTable("t", mode="upsert", key="id", order="at"),
+        attempt(),
+        attempt(),
+        attempt(1),
+    )
+
+    def staged(ids: list[int], at: int, ref: AttemptRef) -> Any:
+        df = spark.createDataFrame([(i, at) for i in ids], "id int, at int")
+        sink.prepare(conn, df.schema)
+        return sink.stage(df, ref, dsn)
+
+    with psycopg.connect(dsn) as finish:
+        sink.publish(finish, staged([1], 1, first), first)
+    new = staged([5], 2, again)
+    with psycopg.connect(dsn) as one, psycopg.connect(dsn) as rerun:
+        sink.publish(one, staged([5], 3, other), other)
+        thread = threading.Thread(target=sink.publish, args=(rerun, new, again))
+        thread.start()
+        waits = "select count(*) from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        wait_until(lambda: conn.execute(waits, (rerun.info.backend_pid,)).fetchone() == (1,), what="the re-run to wait")
+        one.execute(
+            "insert into t (id, at, _execution, _batch) values (1, 9, 'x', 0) "
+            "on conflict (id) do update set at = 9, _execution = 'x'"
+        )
+        one.commit()
+        thread.join()
+    assert conn.execute("select id, at from t order by id").fetchall() == [(1, 9), (5, 3)]

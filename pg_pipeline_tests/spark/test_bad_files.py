@@ -13,6 +13,7 @@ import pytest
 from pg_pipeline.sinks.postgres import PostgresTable
 from pg_pipeline.spark.arrow_reader import read_file, read_plan
 from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline.spark.spark_reader import look
 from pg_pipeline.spark.spool import Spool
 from pg_pipeline_tests.spark.landing import attempt, commit, land, lines
 
@@ -173,6 +174,7 @@ def test_a_file_that_may_not_be_read_is_set_aside(spark: Any, tmp_path: Path) ->
             os.seteuid(65534)
         with Spool(plan.schema) as spool:
             assert read_file(file, plan, spool).reason == "no_permission"
+        assert look(Recipe("json", SCHEMA), [file]).bad[0].reason == "no_permission"
     finally:
         if root:
             os.seteuid(0)

@@ -1,5 +1,6 @@
 """What happens around the rows: plans that Spark runs twice, cancelling, progress, several batches at once, memory."""
 
+import gzip
 import os
 import threading
 from pathlib import Path
@@ -10,14 +11,14 @@ import pytest
 from pyspark.sql import functions as f
 
 from pg_pipeline.sinks.postgres import PostgresTable
-from pg_pipeline.spark.batches import BatchRunner
+from pg_pipeline.spark.batches import batches_at_once, bounded, memory_left
 from pg_pipeline.spark.errors import BatchCancelled
 from pg_pipeline.spark.process import cancel, process_batch
 from pg_pipeline.spark.progress import Progress
 from pg_pipeline.spark.recipe import Recipe
 from pg_pipeline.spark.spark_reader import trusted
 from pg_pipeline_tests.helpers import wait_until
-from pg_pipeline_tests.spark.landing import attempt, commit, land
+from pg_pipeline_tests.spark.landing import attempt, commit, land, lines
 
 SCHEMA = "id long, name string"
 FILES: dict[str, Any] = {f"{n}.json": [{"id": n * 10 + i, "name": "x"} for i in range(5)] for n in range(4)}
@@ -164,37 +165,64 @@ def test_an_attempt_cancelled_before_its_job_starts_does_not_start_it(spark: Any
         process_batch(spark, Recipe("json", SCHEMA), land(tmp_path, FILES), ref, PostgresTable("t"), dsn)
 
 
-def test_progress_ends_with_everything_done(spark: Any, dsn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+def test_progress_ends_with_everything_done(spark: Any, dsn: str, tmp_path: Path, reader: Any) -> None:
     seen: list[Progress] = []
     files = land(tmp_path, FILES)
-    process_batch(spark, Recipe("json", SCHEMA), files, attempt(), PostgresTable("t"), dsn, on_progress=seen.append)
+    recipe = Recipe("json", SCHEMA, reader=reader)
+    process_batch(spark, recipe, files, attempt(), PostgresTable("t"), dsn, on_progress=seen.append)
     last = seen[-1]
     assert (last.files_done, last.files, last.rows) == (5, 5, 20)
     assert last.bytes_done == last.bytes == sum(file.size for file in files)
     assert last.tasks_done == last.tasks > 0
 
 
-def test_batches_run_at_once_and_each_knows_its_own_result(spark: Any, dsn: str, conn: Any, tmp_path: Path) -> None:
-    sink = PostgresTable("t")
-    batches = [land(tmp_path / str(n), {"a.json": [{"id": n}] * (n + 1)}) for n in range(6)]
-    together = threading.Barrier(2, timeout=60)
+@pytest.mark.parametrize(
+    ("slots", "memory", "heap", "batches"),
+    [
+        (1, 64, 64, 1),
+        (2, 64, 64, 2),
+        (8, 64, 64, 5),
+        (64, 64, 64, 8),
+        (8, 3, 64, 3),
+        (8, 0, 64, 1),
+        (8, 64, 1, 2),
+    ],
+    ids=["one core", "two cores", "eight cores", "many cores", "little memory", "no memory", "a small driver"],
+)
+def test_how_many_batches_at_once_follows_from_cores_and_memory(
+    slots: int, memory: int, heap: int, batches: int
+) -> None:
+    assert bounded(slots, memory << 30, heap << 30) == batches
 
-    def meet(df: Any, _batch: Any) -> Any:
-        together.wait()
-        return df
 
-    runner = BatchRunner(spark, slots=2)
-    assert runner.slots == 2
-    recipe = Recipe("json", SCHEMA, transform=meet)
-    refs = [attempt(n) for n in range(6)]
-    futures = [runner.submit(recipe, files, ref, sink, dsn) for files, ref in zip(batches, refs, strict=True)]
-    for future, ref in zip(futures, refs, strict=True):
-        sink.publish(conn, future.result().staged, ref)
-    runner.close()
-    assert [future.result().result.rows_out for future in futures] == [1, 2, 3, 4, 5, 6]
-    assert conn.execute("select _batch, count(*) from t group by 1 order by 1").fetchall() == [
-        (n, n + 1) for n in range(6)
-    ]
+def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path) -> None:
+    for name, text in (("memory.max", f"{3 << 20}\n"), ("memory.current", f"{1 << 20}\n")):
+        (tmp_path / name).write_text(text)
+    assert memory_left(tmp_path) == 2 << 20
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_left(tmp_path) > 2 << 20
+
+
+def test_the_session_says_how_many_it_has_room_for(spark: Any) -> None:
+    assert batches_at_once(spark) == 2
+    assert batches_at_once(None) >= 1
+
+
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+@pytest.mark.parametrize(("bad", "jobs"), [(0, 1), (1, 3), (10, 3)])
+def test_counting_costs_no_job_and_finding_bad_files_no_job_for_each(
+    spark: Any, dsn: str, conn: Any, tmp_path: Path, reader: Any, bad: int, jobs: int
+) -> None:
+    """Rows are counted, and Arrow finds bad files, as they pass; Spark's reader needs one job to find them all."""
+    good = gzip.compress(lines([{"id": i} for i in range(2000)]))
+    files = land(tmp_path, {f"{n}.json.gz": good[: len(good) // 2] if n < bad else good for n in range(20)})
+    ref = attempt()
+    done = commit(spark, Recipe("json", SCHEMA, reader=reader), files, ref, PostgresTable("t"), dsn)
+    assert [o.reason for o in done.result.files] == ["corrupt"] * bad + [None] * (20 - bad)
+    assert done.result.rows_in == 2000 * (20 - bad)
+    ran = len(spark.sparkContext.statusTracker().getJobIdsForGroup(str(ref.token)))
+    assert ran == (1 if reader == "arrow" else jobs)
 
 
 def test_memory_stays_flat_over_many_batches(spark: Any, dsn: str, tmp_path: Path) -> None:
@@ -207,3 +235,27 @@ def test_memory_stays_flat_over_many_batches(spark: Any, dsn: str, tmp_path: Pat
             sizes.append(process.memory_info().rss)
     grown = max(sizes[-5:]) - max(sizes[:5])
     assert grown < 20 << 20, f"{grown >> 20} MB more after 15 batches of 0.2 MB"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reader", ["arrow", "spark"])
+def test_memory_stays_flat_over_hundreds_of_batches(spark: Any, dsn: str, tmp_path: Path, reader: Any) -> None:
+    """Of this process and, once its garbage is collected, of Java."""
+    files = land(tmp_path, {f"{n}.json": [{"id": i, "name": "x" * 100} for i in range(500)] for n in range(4)})
+    process = psutil.Process(os.getpid())
+    runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()
+
+    def used() -> tuple[int, int]:
+        for _ in range(3):
+            runtime.gc()
+        return process.memory_info().rss, runtime.totalMemory() - runtime.freeMemory()
+
+    sizes = []
+    for round_ in range(300):
+        recipe = Recipe("json", SCHEMA, reader=reader)
+        process_batch(spark, recipe, files, attempt(round_), PostgresTable("t"), dsn, on_progress=lambda _: None)
+        if round_ % 100 == 99:
+            sizes.append(used())
+    python, java = (after - before for before, after in zip(sizes[0], sizes[-1], strict=True))
+    assert python < 20 << 20, f"Python has {python >> 20} MB more after 200 batches of 0.2 MB"
+    assert java < 20 << 20, f"Java has {java >> 20} MB more after 200 batches of 0.2 MB"

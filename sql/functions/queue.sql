@@ -73,7 +73,7 @@ begin
 end
 $$;
 
--- Pins the schema that was inferred first; every later call gets the pinned one back.
+-- Pins the schema that was inferred first; every later call gets the pinned one back. With null it only asks.
 create or replace function pipeline.pin_schema(p_pipeline text, p_schema text) returns text
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -82,6 +82,23 @@ begin atomic
   where name = p_pipeline
   returning schema;
 end;
+
+-- Forgets the pinned schema: the next worker run infers and pins a new one. The one that is forgotten, or null.
+create or replace function pipeline.unpin_schema(p_pipeline text) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_schema text;
+begin
+  select schema into v_schema from pipeline.pipeline where name = p_pipeline for update;
+  if not found then
+    raise exception using errcode = 'PP003', message = format('there is no pipeline %s', p_pipeline);
+  end if;
+  update pipeline.pipeline set schema = null, updated_at = now() where name = p_pipeline;
+  return v_schema;
+end
+$$;
 
 create or replace function pipeline.pause(p_queue text, p_reason text) returns boolean
 language sql volatile security definer
