@@ -78,7 +78,7 @@ verify: $(READY)
 	@$(BIN)/python -m pg_pipeline_tests.verify.check
 
 storm: $(READY)
-	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m pg_pipeline_tests.storm.storm $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(DAGSTER),--dagster)
 
 # The peers have an environment of their own: what they bring must not change what is tested.
 $(BENCH)/.ready: pyproject.toml setup.cfg

@@ -34,8 +34,8 @@ class Keeper:
 
     def keep(self) -> None:
         while _still_at(self.lock, self.server.folder / "keeper.lock"):
-            # The folder may go between any two looks at it: then nothing below finds its file.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # The folder may go between any two looks at it, and its disk may be full: the next look tries again.
+            with contextlib.suppress(OSError):
                 if self._look() == "stopped":
                     return
             time.sleep(_INTERVAL)

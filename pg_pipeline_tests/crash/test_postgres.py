@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from pg_pipeline.errors import DatabaseUnreachable
 from pg_pipeline_tests.coordination.conftest import audit, files
 from pg_pipeline_tests.crash import actor
 from pg_pipeline_tests.crash.recovery import go_on, outcomes, whole
-from pg_pipeline_tests.helpers import wait_until
+from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 GRACE = 0.3
 
@@ -135,3 +136,15 @@ def test_ending_the_heartbeats_session_again_and_again_costs_no_lease(
         assert thief.claim() == []
     actor.process(live, lease)
     assert outcomes(brisk) == {"committed": 1}
+
+
+@pytest.mark.system("root", "unshare", "mount")
+def test_a_disk_that_fills_under_load_costs_nothing_once_there_is_room(
+    child: Callable[..., ChildProcess], tmp_path: Path
+) -> None:
+    """A file system of its own, gone with its processes. Transactions fail, and once Postgres is killed on the full
+    disk; then room is made, and the work goes on."""
+    script = 'mount -t tmpfs -o size=300m,mode=700 none "$1" && exec "$2" -m pg_pipeline_tests.crash.full_disk "$1"'
+    process = child(command=("unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable))
+    assert process.wait(600) == 0, (process.stdout, process.stderr)
+    assert "rows" in process.stdout

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,20 @@ class Up:
     address: str
     pages: str
     child: Callable[..., ChildProcess]
+    start: Callable[[], ChildProcess]
+
+    def bring_back(self, *, seconds: float) -> None:
+        """As a supervisor: look for so long whether it ends, and if it did, start it again."""
+        family = self.family() if self.process.alive else []
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        if self.process.alive:
+            return
+        for pid in family:  # what an `up` that was killed left behind would hold its ports
+            with suppress(ProcessLookupError):
+                if is_dagsters(pid):
+                    os.kill(pid, signal.SIGKILL)
+        self.process = self.start()
 
     def execution(self) -> partitions.ExecutionReport | None:
         found = executions.listed(self.db)
@@ -46,6 +61,14 @@ class Up:
                 if pid in leaders or os.getsid(pid) in leaders:
                     found.append(pid)
         return found
+
+
+def is_dagsters(pid: int) -> bool:
+    """Whether it is not Postgres or its keeper, which have users of their own."""
+    with suppress(psutil.Error):
+        command = " ".join(psutil.Process(pid).cmdline())
+        return "dagster" in command or "multiprocessing" in command or "java" in command
+    return False
 
 
 def write_workspace(folder: Path) -> None:
@@ -79,10 +102,16 @@ def up(
     environment = {"PG_PIPELINE_STATE_DIR": str(state), "PG_PIPELINE_EMBEDDED_LINGER": "0", "DAGSTER_HOME": None}
     environment |= getattr(request, "param", {})
     ports = ("--port", str(port), "--pages-port", str(pages))
-    process = child(None, "up", *ports, module="pg_pipeline", env=environment, cwd=tmp_path)
-    process.wait_for_output("Ready", timeout=MINUTES)
+
+    def start() -> ChildProcess:
+        process = child(None, "up", *ports, module="pg_pipeline", env=environment, cwd=tmp_path)
+        process.wait_for_output("Ready", timeout=MINUTES)
+        return process
+
+    process = start()
     with Database(embedded_server(get_settings(state_dir=str(state))).dsn()) as db:
-        yield Up(process, tmp_path, state, db, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{pages}", child)
-        if process.alive:
-            process.signal(signal.SIGINT)
-            process.wait()
+        made = Up(process, tmp_path, state, db, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{pages}", child, start)
+        yield made
+        if made.process.alive:
+            made.process.signal(signal.SIGINT)
+            made.process.wait()

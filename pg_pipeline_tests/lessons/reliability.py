@@ -121,18 +121,20 @@ def text() -> str:
         "",
         "## Storm",
         "",
-        "`make storm` kills workers, submitters, sessions, Postgres and the recovery itself at random, and a Spark",
-        "worker. Then the rows that plain Python makes of the input files are compared with the rows of the sink,",
-        "and the bills of a receiver with the same computation. Kept runs (`--record`):",
+        "`make storm` kills at random workers, submitters, sessions, Postgres, the keeper that restarts it, the",
+        "recovery itself and a Spark worker; with `DAGSTER=1` also the daemon, webserver, code server and runs of a",
+        "`pg-pipeline up`, or all of it. Then the rows that plain Python makes of the input files are compared with",
+        "the rows of the sinks, and the bills of a receiver with the same computation. Kept runs (`--record`):",
         "",
-        "| seed | seconds | Spark | strikes | deliveries | re-runs and retakes | rows | attempts lost | found wrong |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| seed | seconds | Spark | Dagster | strikes | deliveries | re-runs, retakes | rows | attempts lost | wrong |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line in RESULTS.read_text().splitlines():
         run = json.loads(line)
         lost = run["attempts"].get("lost", 0) + run["attempts"].get("fenced", 0)
         cells = (
-            *(run["seed"], f"{run['seconds']:.0f}", "yes" if run["spark"] else "no", sum(run["strikes"].values())),
+            *(run["seed"], f"{run['seconds']:.0f}", *("yes" if run.get(one) else "no" for one in ("spark", "dagster"))),
+            sum(run["strikes"].values()),
             *(run["deliveries"], run["generations"] - run["deliveries"], run["rows"], lost),
             len(run["wrong"]) or "nothing",
         )

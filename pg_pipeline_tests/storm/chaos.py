@@ -23,6 +23,7 @@ from pg_pipeline.embedded.server import EmbeddedServer
 from pg_pipeline_tests.crash.stories import BY_POINT
 from pg_pipeline_tests.helpers import PROJECT
 from pg_pipeline_tests.storm import roles
+from pg_pipeline_tests.storm.landed import Dagster
 
 DEFECT = 70  # the exit code of a process that met something other than the weather
 # Where a process of each role may be killed from the inside, besides at any moment from the outside.
@@ -153,17 +154,21 @@ class Crew:
 class Chaos:
     """One thing that goes wrong at a time, with a count of each."""
 
-    def __init__(self, server: EmbeddedServer, crew: Crew, chance: random.Random) -> None:
-        self._server, self._crew, self._chance = server, crew, chance
+    def __init__(
+        self, server: EmbeddedServer, crew: Crew, chance: random.Random, dagster: Dagster | None = None
+    ) -> None:
+        self._server, self._crew, self._chance, self._dagster = server, crew, chance, dagster
         self.counts: Counter[str] = Counter()
 
     def strike(self) -> None:
         what: Callable[[], None] = self._chance.choices(
-            (self._process, self._zombie, self._session, self._backend, self._server_dies, self._restart),
-            (40, 15, 25, 4, 4, 3),
+            (self._process, self._zombie, self._session, self._backend, self._server_dies, self._restart, self._keeper),
+            (40, 15, 25, 4, 4, 3, 4),
         )[0]
         with contextlib.suppress(psycopg.Error, psutil.Error):
             what()
+        if self._dagster is not None and (struck := self._dagster.strike(self._chance)):
+            self.counts[f"killed {struck}"] += 1
 
     def _process(self) -> None:
         self.counts[f"killed {self._crew.kill()}"] += 1
@@ -198,6 +203,14 @@ class Chaos:
     def _restart(self) -> None:
         self._end_server(signal.SIGQUIT)  # as pg_ctl stop -m immediate; the keeper starts it again
         self.counts["restarted Postgres"] += 1
+
+    def _keeper(self) -> None:
+        """Who restarts Postgres; the next process that starts brings another."""
+        for one in psutil.process_iter(["cmdline"]):
+            command = one.info["cmdline"] or []
+            if "pg_pipeline.embedded.keeper" in command and str(self._server.folder) in command:
+                one.kill()
+                self.counts["killed the keeper"] += 1
 
     def _end_server(self, number: signal.Signals) -> None:
         postmaster = self._server.postmaster()

@@ -22,6 +22,7 @@ from pg_pipeline.coordination.lease import CallbackResult, Lease
 from pg_pipeline.coordination.outbox import Dispatcher
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.coordination.worker import Worker
+from pg_pipeline.embedded.server import EmbeddedServer
 from pg_pipeline.errors import DatabaseUnreachable, LeaseLost, NotFound, WorkerUnknown, WrongState
 
 PLAIN, SPARK = "plain", "spark"
@@ -45,9 +46,11 @@ def run(role: str, dsn: str, given: dict[str, Any], log: str) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     failpoints.arm(given.get("failpoint"))
     chance = random.Random(given["seed"])
+    server = EmbeddedServer(Path(given["server"]), linger=0)
     try:
         while not _stop.is_set():
             try:
+                server.attach()  # as every process does first: it brings back Postgres or its keeper
                 with Database(dsn, timeout=5) as db:
                     _ROLES[role](db, chance, given)
             except WEATHER:

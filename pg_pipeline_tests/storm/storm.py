@@ -1,6 +1,6 @@
 """A storm: many workers over many small executions while processes, sessions and Postgres itself are killed at random.
 
-python -m pg_pipeline_tests.storm.storm [--seconds 180] [--seed 7] [--workers 4] [--no-spark] [--record]
+python -m pg_pipeline_tests.storm.storm [--seconds 180] [--seed 7] [--workers 4] [--no-spark] [--dagster] [--record]
 
 Then it is calm, everything comes to rest, and every promise is checked from the outside: the rows of the input files,
 computed in plain Python, against the rows of the sink; the bills that a receiver got against the same computation.
@@ -30,10 +30,12 @@ from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.embedded.server import EmbeddedServer
 from pg_pipeline.errors import DatabaseUnreachable
 from pg_pipeline.pipelines import FilePipeline
+from pg_pipeline.settings import get_settings
 from pg_pipeline.sinks.postgres import PostgresTable
 from pg_pipeline_tests.crash.conftest import Receiver
 from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.storm.chaos import Chaos, Crew
+from pg_pipeline_tests.storm.landed import LANDED, Dagster
 from pg_pipeline_tests.storm.roles import PLAIN, SINK, SPARK, spark_pipeline
 from pg_pipeline_tests.storm.world import Row, World, rows_of
 
@@ -68,14 +70,15 @@ class Report:
 class Storm:
     """`folder` is its own; the server that it kills too."""
 
-    def __init__(self, folder: Path, seed: int, *, workers: int = 4, spark: bool = True) -> None:
+    def __init__(self, folder: Path, seed: int, *, workers: int = 4, spark: bool = True, dagster: bool = False) -> None:
         self.seed = seed
         self._chance = random.Random(seed)
         self._folder, self._spark = folder, spark
-        self._server = EmbeddedServer(folder / "postgres", linger=0)
+        self._server = EmbeddedServer(folder / f"postgres{get_settings().postgres_version}", linger=0)  # also `up`'s
         self._receiver = Receiver()
         self._world = World(folder / "landing", random.Random(self._chance.getrandbits(32)))
         self._landed = folder / "deliveries"
+        self._dagster = Dagster(folder, folder / "landing" / LANDED) if dagster else None
         self._roles = ["worker"] * workers + ["submitter"] + ["janitor"] * 2 + ["spark"] * spark
 
     def run(self, seconds: float, say: Callable[[str], None] = lambda _text: None) -> Report:
@@ -83,15 +86,17 @@ class Storm:
         dsn = self._server.dsn()
         try:
             self._prepare(dsn)
-            given = {"deliveries": str(self._landed), "dsn": dsn, "meddle": True}
+            given = {"deliveries": str(self._landed), "dsn": dsn, "meddle": True, "server": str(self._server.folder)}
             crew = Crew(dsn, self._folder, random.Random(self._chance.getrandbits(32)), given, self._roles)
-            chaos = Chaos(self._server, crew, self._chance)
+            chaos = Chaos(self._server, crew, self._chance, self._dagster)
             try:
                 self._rage(crew, chaos, seconds, say)
                 say("calm")
                 self._come_to_rest(crew, dsn)
             finally:
                 crew.close()
+                if self._dagster is not None:
+                    self._dagster.close()
             return self._judge(dsn, chaos, crew)
         finally:
             self._receiver.close()
@@ -112,23 +117,33 @@ class Storm:
                 submission.configure_queue(db, SPARK, lease="10 s", grace="1 s", **quick)
                 pipeline = spark_pipeline(FilePipeline, PostgresTable)
                 submission.register_pipeline(db, SPARK, **pipeline.registration)
+            if self._dagster is not None:
+                submission.configure_queue(db, LANDED, lease="10 s", grace="1 s", **quick)
 
     def _rage(self, crew: Crew, chaos: Chaos, seconds: float, say: Callable[[str], None]) -> None:
         until, told = time.monotonic() + seconds, time.monotonic()
         while (now := time.monotonic()) < until:
             self._land()
-            crew.tend()
+            self._tend(crew)
             chaos.strike()
             if now - told > 10:
                 say(f"{until - now:.0f} s left, {sum(chaos.counts.values())} strikes")
                 told = now
             time.sleep(self._chance.uniform(0.05, 0.4))
 
+    def _tend(self, crew: Crew) -> None:
+        crew.tend()
+        if self._dagster is not None:
+            self._dagster.tend()
+
     def _land(self) -> None:
-        """A new delivery, of which the submitter learns from a file."""
-        pipeline = SPARK if self._spark and len(self._world.deliveries) % 60 == 0 else PLAIN
+        """A new delivery, of which the submitter learns from a file, and Dagster from its landing folder."""
+        turn = len(self._world.deliveries) % 60
+        pipeline = SPARK if self._spark and turn == 0 else LANDED if self._dagster is not None and turn == 30 else PLAIN
         files, rows = self._chance.randint(1, 12), self._chance.randint(1, 20)
         one = self._world.land(pipeline, files=files, rows=rows)
+        if pipeline == LANDED:
+            return
         with self._landed.open("a") as listing:
             listing.write(json.dumps({"key": one.key, "pipeline": pipeline, "paths": one.paths}) + "\n")
 
@@ -137,7 +152,7 @@ class Storm:
         crew.calm()
 
         def resting() -> bool:
-            crew.tend()
+            self._tend(crew)
             try:
                 with Database(dsn) as db:
                     return self._all_done(db)
@@ -151,6 +166,7 @@ class Storm:
 
     def _all_done(self, db: Database) -> bool:
         asked = {row["request_key"] for row in db.rows("select request_key from pipeline.execution")}
+        asked |= {f"delivery {int(key.split(':')[1])}" for key in asked if key.startswith("landing:")}
         if any(one.key not in asked for one in self._world.deliveries):
             return False
         by_key = {one.key: one for one in self._world.deliveries}
@@ -168,7 +184,7 @@ class Storm:
     def _judge(self, dsn: str, chaos: Chaos, crew: Crew) -> Report:
         report = Report(self.seed, chaos.counts, len(self._world.deliveries), wrong=list(crew.defects))
         with Database(dsn) as db:
-            for pipeline, table in ((PLAIN, "plain"), (SPARK, "spark_orders")):
+            for pipeline, table in ((PLAIN, "plain"), (SPARK, "spark_orders"), (LANDED, "landed_orders")):
                 expected = self._world.expected(pipeline)
                 if not expected:
                     continue
@@ -194,9 +210,9 @@ class Storm:
         bills = {key: json.loads(body) for key, body in self._receiver.bodies.items()}
         report.bills = len(bills)
         for one in self._world.deliveries:
-            row = states[one.key]
-            if one.pipeline != PLAIN or row["state"] == "cancelled":
+            if one.pipeline != PLAIN or states[one.key]["state"] == "cancelled":
                 continue
+            row = states[one.key]
             wanted = {f"{row['key']}:g{number}:callback:1" for number in range(1, row["generation"] + 1)}
             got = {key for key in bills if key.startswith(f"{row['key']}:")}
             rows = rows_of(one)
@@ -222,17 +238,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="which storm; a new one by default, printed")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--no-spark", action="store_true", help="without a Spark worker among them")
+    parser.add_argument("--dagster", action="store_true", help="with a `pg-pipeline up` among them; needs more minutes")
     parser.add_argument("--record", action="store_true", help="keep the result for docs/reliability.md")
     asked = parser.parse_args()
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     print(f"SEED={seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="pgp-") as folder:
-        storm = Storm(Path(folder), seed, workers=asked.workers, spark=not asked.no_spark)
+        members = {"spark": not asked.no_spark, "dagster": asked.dagster}
+        storm = Storm(Path(folder), seed, workers=asked.workers, **members)
         report = storm.run(asked.seconds, lambda text: print(text, flush=True))
     print(report)
     if asked.record:
         with RESULTS.open("a") as results:
-            results.write(json.dumps(vars(report) | {"seconds": asked.seconds, "spark": not asked.no_spark}) + "\n")
+            results.write(json.dumps(vars(report) | {"seconds": asked.seconds, **members}) + "\n")
     return 1 if report.wrong else 0
 
 

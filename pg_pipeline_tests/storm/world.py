@@ -35,7 +35,7 @@ class World:
     def land(self, pipeline: str, *, files: int, rows: int) -> Delivery:
         """Files of orders; one in twelve is cut off in the middle of a line."""
         delivery = Delivery(f"delivery {len(self.deliveries)}", pipeline)
-        place = self.folder / f"{len(self.deliveries):05}"
+        place = self.folder / pipeline / f"{len(self.deliveries):05}"
         place.mkdir(parents=True)
         for number in range(files):
             path = place / f"{number:03}.json"
@@ -46,6 +46,7 @@ class World:
             then = time.time() - 60
             os.utime(path, (then, then))
             delivery.paths.append(str(path))
+        (place / "_SUCCESS").touch()
         self.deliveries.append(delivery)
         return delivery
 
