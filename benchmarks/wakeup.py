@@ -84,7 +84,7 @@ def idle(made: Server, dsn: str, seconds: float) -> float:
 
 
 def measure(run: Run) -> Result:
-    count, seconds = run.of(20, 300, 2000), run.of(0.5, 5, 30)
+    count, seconds = run.of(20, 200, 2000), run.of(0.5, 5, 30)
     with server(run.embedded) as made, ExitStack() as stack:
         own = made.migrated()
         register(own)
