@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pg_pipeline.errors import ConfigurationError
@@ -65,6 +65,14 @@ class Settings(BaseSettings):
     pooled: bool = Field(
         default=False,
         description="The DSN leads through a transaction pooler (PgBouncer): lease time alone tells who is gone.",
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None,
+        description="Signs webhooks (HMAC-SHA256), so that receivers know them; a `dg.EnvVar` in Dagster does too.",
+    )
+    webhook_allow_private: bool = Field(
+        default=False,
+        description="Webhooks may also go to addresses that are not on the public Internet.",
     )
 
 

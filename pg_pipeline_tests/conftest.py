@@ -16,14 +16,14 @@ from psycopg import sql
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.server import EmbeddedServer
+from pg_pipeline_tests import quick_java
 from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
 
 POSTGRES_VERSION = int(os.environ.get("TEST_POSTGRES", "18"))
 
-# A session of a minute or two is over before the second compiler pays.
-BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+quick_java.use()
 
 # Settings of the person who runs the tests must not leak into them.
 for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:
@@ -44,12 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def session_dir() -> Iterator[Path]:
     """A short, private folder for this run, away from the project's own state."""
     folder = Path(tempfile.mkdtemp(prefix="pgp-", dir=_memory()))
-    (folder / "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions {BRIEF_JVM}\n")
-    ours = {"PG_PIPELINE_STATE_DIR": str(folder / "state"), "SPARK_CONF_DIR": str(folder)}
-    os.environ.update(ours)
+    os.environ["PG_PIPELINE_STATE_DIR"] = str(folder / "state")
     yield folder
-    for name in ours:
-        del os.environ[name]
+    del os.environ["PG_PIPELINE_STATE_DIR"]
     shutil.rmtree(folder, ignore_errors=True)
 
 

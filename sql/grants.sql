@@ -11,13 +11,13 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['task', 'outbox'] loop
+  foreach v_table in array array['task', 'outbox', 'attempt_output'] loop
     execute format('revoke select on pipeline.%I from pipeline_reader', v_table);
     execute (
       select format('grant select (%s) on pipeline.%I to pipeline_reader', string_agg(quote_ident(a.attname), ', ' order by a.attnum), v_table)
       from pg_catalog.pg_attribute a
       where a.attrelid = format('pipeline.%I', v_table)::regclass and a.attnum > 0 and not a.attisdropped
-        and a.attname not in ('token', 'claim_id'));
+        and a.attname not in ('token', 'claim_id', 'location'));
   end loop;
 end
 $$;

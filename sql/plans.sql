@@ -3,6 +3,7 @@
 -- transaction holds. A plan made from such statistics scans the table, or walks an index from end to end; it was
 -- seen to turn a claim of 2 ms into one of 400. So these plans are made once, without looking at the parameters,
 -- and have nothing to choose from but index scans, by the first column of their index.
+-- Postgres 16 and 17 count what is switched off as very dear, and would compile such a plan: no jit.
 set local role pipeline_owner;
 
 do $$
@@ -20,7 +21,7 @@ begin
     where p.pronamespace = 'pipeline'::regnamespace and p.proname = v_name;
     execute format(
       'alter function %s set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off '
-      'set enable_mergejoin = off', v_function);
+      'set enable_mergejoin = off set jit = off', v_function);
   end loop;
   -- The first few of many: in the index's order, or all of them would be read to be sorted.
   foreach v_name in array array['_take_back', '_pick', '_ready_lanes', '_move_floors'] loop
@@ -28,7 +29,9 @@ begin
     where p.pronamespace = 'pipeline'::regnamespace and p.proname = v_name;
     execute format('alter function %s set enable_sort = off', v_function);
   end loop;
+  -- A scrape counts the attempts of minutes, of a history of weeks.
+  alter function pipeline.metrics set enable_seqscan = off set jit = off;
   -- Twenty thousand files against tens of millions: the ledger is asked by key, never read.
-  alter function pipeline.add_files set plan_cache_mode = force_generic_plan set enable_seqscan = off;
+  alter function pipeline.add_files set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off;
 end
 $$;

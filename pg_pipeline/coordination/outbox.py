@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import ipaddress
-import socket
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-import requests
-
-from pg_pipeline.coordination import failpoints
+from pg_pipeline.coordination import failpoints, webhook
 from pg_pipeline.coordination.database import Database, dumps
 
 
@@ -31,7 +23,7 @@ class Dispatcher:
     """Sends webhooks. `secret` signs them; addresses inside the network are refused unless allowed."""
 
     db: Database
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
     timeout: float = 10.0
     max_attempts: int = 10
     allow_private: bool = False
@@ -58,38 +50,7 @@ class Dispatcher:
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "pg_pipeline",
-            "Idempotency-Key": row["key"],
-            **signature(self.secret, body, row["key"]),
+            webhook.KEY: row["key"],
+            **webhook.signature(self.secret, body, row["key"]),
         }
-        try:
-            refusal = None if self.allow_private else private_address(row["destination"])
-            if refusal:
-                return refusal
-            answer = requests.post(
-                row["destination"], data=body, headers=headers, timeout=self.timeout, allow_redirects=False
-            )
-        except (requests.RequestException, OSError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None if 200 <= answer.status_code < 300 else f"the receiver answered {answer.status_code}"
-
-
-def signature(secret: str | None, body: bytes, key: str, now: int | None = None) -> dict[str, str]:
-    """HMAC-SHA256 over key, timestamp and body; the receiver refuses old timestamps."""
-    if not secret:
-        return {}
-    timestamp = str(int(time.time()) if now is None else now)
-    signed = f"{key}.{timestamp}.".encode() + body
-    digest = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-    return {"X-Pg-Pipeline-Timestamp": timestamp, "X-Pg-Pipeline-Signature": f"sha256={digest}"}
-
-
-def private_address(destination: str) -> str | None:
-    """Why an address is refused, or None. Looked up at each delivery: names move."""
-    parts = urlsplit(destination)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"{destination} is not an http address"
-    for *_, address in socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_STREAM):
-        ip = ipaddress.ip_address(str(address[0]).split("%", 1)[0])
-        if not ip.is_global:
-            return f"{parts.hostname} leads to {ip}, which is not a public address: allow it if it is meant"
-    return None
+        return webhook.post(row["destination"], body, headers, timeout=self.timeout, allow_private=self.allow_private)

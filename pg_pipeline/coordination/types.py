@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,6 +42,11 @@ class AttemptRef:
     generation: int
     batch: int
     token: UUID
+
+    @property
+    def mark(self) -> str:
+        """The attempt's own, for names that others see: tables and folders. The token can't be had from it."""
+        return hashlib.sha256(self.token.bytes).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

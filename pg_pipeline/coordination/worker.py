@@ -137,19 +137,26 @@ class Worker:
         raise outcome
 
     def finish_many(self, finishes: Sequence[Finish]) -> list[Finished | Exception]:
-        """Settle together; one entry that is lost or can't publish does not sink the others."""
+        """Settle together; one entry that is lost, can't publish or has a bad result does not sink the others."""
         outcomes: dict[UUID, Finished | Exception] = {}
+        together = True
         for item in finishes:
             self._heartbeat.settling(item.lease)
         try:
             while remaining := [item for item in finishes if item.lease.token not in outcomes]:
+                group = remaining if together else remaining[:1]
                 try:
-                    outcomes.update(self._db.write(lambda conn, items=remaining: self._finish(conn, items)))  # type: ignore[misc]
-                except (LeaseLost, InvalidInput) as error:
-                    named = _named_tokens(error)
-                    if not named & {item.lease.token for item in remaining}:
+                    outcomes.update(self._db.write(lambda conn, items=group: self._finish(conn, items)))  # type: ignore[misc]
+                except (PgPipelineError, psycopg.Error) as error:
+                    named = _named_tokens(error) & {item.lease.token for item in group}
+                    if named and isinstance(error, PgPipelineError):
+                        outcomes.update({token: type(error)(str(error)) for token in named})
+                    elif not _of_one_entry(error):
                         raise
-                    outcomes.update({token: type(error)(str(error)) for token in named})
+                    elif len(group) > 1:
+                        together = False  # somebody's own trouble, such as a constraint checked at commit: each alone
+                    else:
+                        outcomes[group[0].lease.token] = error
             failpoints.hit("finish.after_commit")
         finally:
             for item in finishes:
@@ -282,11 +289,20 @@ def _lost(lease: Lease, outcome: str) -> str:
     return f"{lease} {how}: nothing of this attempt became visible, and there is nothing to do."
 
 
-def _named_tokens(error: PgPipelineError) -> set[UUID]:
+def _named_tokens(error: Exception) -> set[UUID]:
     cause = error.__cause__
-    detail = cause.diag.message_detail if isinstance(cause, psycopg.Error) else None
-
+    if not isinstance(error, LeaseLost | InvalidInput) or not isinstance(cause, psycopg.Error):
+        return set()
+    detail = cause.diag.message_detail if (cause.sqlstate or "").startswith("PP") else None
     return {UUID(token) for token in json.loads(detail or "[]")}
+
+
+def _of_one_entry(error: Exception) -> bool:
+    """Whether Postgres refused what some entry wrote: its data, a constraint, a deadlock of its publish, or an error
+    that a trigger raised; not a connection, a full disk or a timeout, which would meet every entry."""
+    cause = error if isinstance(error, psycopg.Error) else error.__cause__
+    state = (cause.sqlstate if isinstance(cause, psycopg.Error) else None) or ""
+    return state[:2] in ("22", "23", "40", "P0")
 
 
 def _list(values: Sequence[Any] | None) -> list[Any] | None:

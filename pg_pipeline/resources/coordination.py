@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from pg_pipeline.coordination import migrations
+from pg_pipeline.coordination import migrations, submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.outbox import Dispatcher
 from pg_pipeline.coordination.worker import OnLost, Worker
@@ -26,10 +26,17 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
     heartbeat_interval: float | None = Field(default=None, description="Seconds between two heartbeats of a worker.")
     pooled: bool | None = Field(default=None, description="The DSN leads through a transaction pooler.")
 
-    webhook_secret: str | None = Field(default=None, description="Signs webhooks, so that receivers know them.")
-    webhook_allow_private: bool = Field(default=False, description="Also deliver to addresses inside the network.")
+    webhook_secret: str | None = Field(
+        default=None,
+        repr=False,
+        description="Signs webhooks: a dg.EnvVar, or leave it to PG_PIPELINE_WEBHOOK_SECRET. Never the text itself.",
+    )
+    webhook_allow_private: bool | None = Field(
+        default=None, description="Also deliver to addresses that are not on the public Internet."
+    )
 
     _db: Database | None = PrivateAttr(default=None)
+    _life: Worker | None = PrivateAttr(default=None)
 
     def settings(self) -> Settings:
         return get_settings(
@@ -37,6 +44,8 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
             state_dir=self.state_dir,
             heartbeat_interval=self.heartbeat_interval,
             pooled=self.pooled,
+            webhook_secret=self.webhook_secret,
+            webhook_allow_private=self.webhook_allow_private,
         )
 
     @property
@@ -62,7 +71,7 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
         run_id: str | None = None,
         on_lost: OnLost | None = None,
     ) -> Worker:
-        """A registered worker; a run has one before its Spark starts, so that a run killed early is seen."""
+        """A registered worker."""
         settings = self.settings()
         return Worker(
             self.db,
@@ -77,14 +86,25 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
 
     def dispatcher(self, *, timeout: float = 10.0) -> Dispatcher:
         """Delivers the outbox."""
-        return Dispatcher(
-            self.db, secret=self.webhook_secret, timeout=timeout, allow_private=self.webhook_allow_private
-        )
+        settings = self.settings()
+        secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
+        return Dispatcher(self.db, secret=secret, timeout=timeout, allow_private=settings.webhook_allow_private)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Of a run: a row that says that its process lives, from before its steps wait for their pools and Spark starts
+        until its end. It takes no work."""
+        run = context.run
+        if run is not None:
+            submission.configure_queue(self.db, "default")  # made if it is not there yet, else left as it is
+            self._life = self.worker("default", pipelines=[], kinds=["run"], run_id=run.run_id)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002
         self.close()
 
     def close(self) -> None:
+        if self._life is not None:
+            self._life.stop()
+            self._life = None
         if self._db is not None:
             self._db.close()
             self._db = None

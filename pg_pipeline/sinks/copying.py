@@ -32,7 +32,7 @@ class CopyTask:
     columns: Sequence[Column]
     execution: str
     batch: int
-    token: str
+    mark: str
     dsn: str
     inline_bytes: int
 
@@ -50,7 +50,7 @@ class CopyTask:
             inline.append(data)
             size += len(data)
             if size > self.inline_bytes:
-                table = f"{staging_prefix(self.token)}{context.taskAttemptId()}"
+                table = f"{staging_prefix(self.mark)}{context.taskAttemptId()}"
                 self._copy(table, _chain(inline, tuples))
                 yield _result(rows[0], table, counts, None)
                 return
@@ -87,6 +87,10 @@ class CopyTask:
             sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.type)) for c in self.columns
         )
         with psycopg.connect(self.dsn, application_name="pg_pipeline executor") as conn:
+            # The role's, not the login's: workers with other logins must be able to discard it.
+            conn.execute(
+                "select set_config('role', 'pipeline_worker', true) where pg_has_role('pipeline_worker', 'set')"
+            )
             conn.execute(sql.SQL("create unlogged table {} ({})").format(name, definitions))
             copy_binary(conn, name, self.columns, tuples)
 
@@ -105,8 +109,8 @@ def copy_binary(
         return cursor.rowcount
 
 
-def staging_prefix(token: str) -> str:
-    return f"a_{token.replace('-', '')}_"
+def staging_prefix(mark: str) -> str:
+    return f"a_{mark}_"
 
 
 def _chain(first: list[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:

@@ -171,7 +171,7 @@ class WriteTask:
 
 def folder(attempt: AttemptRef) -> str:
     """Below the dataset; the token makes it the attempt's own."""
-    return f"{quote(attempt.execution, safe='')}/{attempt.batch:06}/{attempt.token.hex}"
+    return f"{quote(attempt.execution, safe='')}/{attempt.batch:06}/{attempt.mark}"
 
 
 def discard_folder(conn: psycopg.Connection[Any], dataset: str, inner: str) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -65,7 +64,7 @@ class PostgresTable:
         return "postgres"
 
     def location(self, attempt: AttemptRef) -> dict[str, JSON]:
-        return {"schema": STAGING_SCHEMA, "prefix": staging_prefix(str(attempt.token))}
+        return {"schema": STAGING_SCHEMA, "prefix": staging_prefix(attempt.mark)}
 
     def prepare(self, conn: psycopg.Connection[Any], schema: StructType) -> None:
         columns = columns_of(schema)
@@ -82,7 +81,7 @@ class PostgresTable:
             columns=columns,
             execution=attempt.execution,
             batch=attempt.batch,
-            token=str(attempt.token),
+            mark=attempt.mark,
             dsn=dsn,
             inline_bytes=self.inline_bytes // slots,
         )
@@ -152,10 +151,10 @@ class PostgresTable:
     def _upsert(
         self, conn: psycopg.Connection[Any], table: sql.Composable, memory: _Memory, attempt: AttemptRef
     ) -> int:
-        incoming = sql.Identifier("pg_temp", f"in_{attempt.token.hex}")
+        incoming = sql.Identifier("pg_temp", f"in_{attempt.mark}")
         conn.execute(
             sql.SQL("create temporary table {} on commit drop as select {} from {} with no data").format(
-                sql.Identifier(f"in_{attempt.token.hex}"), _names(c.name for c in memory.columns), table
+                sql.Identifier(f"in_{attempt.mark}"), _names(c.name for c in memory.columns), table
             )
         )
         self._fill(conn, incoming, memory)
@@ -172,7 +171,7 @@ class PostgresTable:
         return published
 
     def discard(self, conn: psycopg.Connection[Any], attempt: AttemptRef) -> None:
-        discard_staging(conn, staging_prefix(str(attempt.token)))
+        discard_staging(conn, staging_prefix(attempt.mark))
 
 
 def discard_staging(conn: psycopg.Connection[Any], prefix: str) -> None:
@@ -182,9 +181,9 @@ def discard_staging(conn: psycopg.Connection[Any], prefix: str) -> None:
             conn.execute(sql.SQL("drop table if exists {}").format(sql.Identifier(STAGING_SCHEMA, name)))
 
 
-def staged_tokens(conn: psycopg.Connection[Any]) -> set[UUID]:
+def staged_marks(conn: psycopg.Connection[Any]) -> set[str]:
     """The attempts that have staging tables, also such as a late executor made after its attempt was discarded."""
-    return {UUID(name.split("_")[1]) for name in _staging_tables(conn) if name.startswith("a_")}
+    return {name.split("_")[1] for name in _staging_tables(conn) if name.startswith("a_")}
 
 
 def _staging_tables(conn: psycopg.Connection[Any]) -> list[str]:

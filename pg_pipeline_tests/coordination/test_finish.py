@@ -5,6 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pg_pipeline.coordination import executions
 from pg_pipeline.coordination.database import Connection, Database
@@ -110,6 +111,87 @@ def test_a_result_that_is_refused_does_not_sink_the_others(db: Database, submit:
     outcomes = one.finish_many([Finish(lease, result) for lease, result in zip(leases, results, strict=True)])
     assert [type(o) for o in outcomes] == [Finished, InvalidInput, Finished]
     assert one.held == [leases[1]]
+
+
+@pytest.mark.parametrize(
+    "bad_result",
+    [
+        {"rows_in": 10**30},
+        {"rows_out": 1.5},
+        {"rows_rescued": -1},
+        {"rows_in": "many"},
+        {"rows_in": [1]},
+        {"files": 3},
+        {"files": {"rows_in": 3}},
+        {"quarantined": {}},
+        {"quarantined": [7]},
+        {"quarantined": [{"ordinal": 10**12, "reason": "x"}]},
+        {"quarantined": [{"ordinal": "0x", "reason": "x"}]},
+        [],
+    ],
+    ids=str,
+)
+def test_any_value_of_a_result_that_is_refused_is_its_own_batchs_trouble(
+    db: Database, submit: Any, worker: MakeWorker, bad_result: Any
+) -> None:
+    submit(6)
+    one = worker()
+    leases = one.claim(3)
+    outcomes = one.finish_many([Finish(leases[0], {}), Finish(leases[1], bad_result), Finish(leases[2], {})])
+    assert [type(o) for o in outcomes] == [Finished, InvalidInput, Finished]
+    assert one.held == [leases[1]]
+    statement = "select pipeline.finish(%s, %s, %s)"
+    with pytest.raises(InvalidInput) as refused:  # also from psql, with the token named
+        db.rows(statement, ([leases[1].task_id], [leases[1].token], [Jsonb(bad_result)]))
+    cause = refused.value.__cause__
+    assert isinstance(cause, psycopg.Error)
+    assert str(leases[1].token) in (cause.diag.message_detail or "")
+
+
+@pytest.mark.parametrize("outbox", [{}, None, "x", [1], [{}, "x"]], ids=str)
+def test_a_callbacks_outbox_that_is_no_list_of_objects_is_refused(
+    db: Database, submit: Any, worker: MakeWorker, outbox: Any
+) -> None:
+    submit(2)
+    one = worker()
+    one.finish(*one.claim())
+    (lease,) = one.claim()
+    with pytest.raises(InvalidInput, match="list of objects"):
+        one.finish(lease, {"summary": {}, "outbox": outbox})
+    assert one.finish(lease, {"summary": {}, "outbox": []})
+
+
+def test_a_constraint_that_is_checked_at_the_commit_is_its_own_batchs_trouble(
+    db: Database, conn: psycopg.Connection[Any], submit: Any, worker: MakeWorker
+) -> None:
+    """What is deferred passes every savepoint and would sink the whole group."""
+    conn.execute("create table parent (id int primary key)")
+    conn.execute("create table child (parent int references parent deferrable initially deferred)")
+    conn.execute("insert into parent values (0), (2)")
+    submit(6)
+    one = worker()
+    leases = one.claim(3)
+
+    def child_of(number: int) -> Callable[[Connection], None]:
+        return lambda sink: sink.execute("insert into child values (%s)", (number,)) and None
+
+    outcomes = one.finish_many([Finish(lease, {}, child_of(n)) for n, lease in enumerate(leases)])
+    assert [type(o) for o in outcomes] == [Finished, psycopg.errors.ForeignKeyViolation, Finished]
+    assert conn.execute("select parent from child order by 1").fetchall() == [(0,), (2,)]
+    assert one.held == [leases[1]]
+    assert one.fail(leases[1], "no parent").retry_at
+
+
+def test_p4_a_token_that_is_named_twice_in_one_finish_settles_once(db: Database, submit: Any, hand: Hand) -> None:
+    execution = submit(4)
+    one = hand()
+    first, second = one.claim(2)
+    assert [row["outcome"] for row in one.finish(first, first)] == ["committed", "committed"]
+    assert state(db, execution)["remaining"] == 1
+    crossed = [first["task_id"]], [second["token"]], [Jsonb({})]
+    assert db.rows("select outcome from pipeline.finish(%s, %s, %s)", crossed) == [{"outcome": "lost"}]
+    assert state(db, execution)["remaining"] == 1
+    one.finish(second)
 
 
 def test_a_publish_that_meets_a_lock_timeout_is_that_batchs_own_trouble(

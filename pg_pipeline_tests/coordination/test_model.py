@@ -263,9 +263,11 @@ class Protocol(RuleBasedStateMachine):
             with pytest.raises(NotFound):
                 ask()
         del self.model.letters[letter.id]
-        if over:
-            return
         task = letter.task
+        if over:  # a partial execution went on without it: its files are a person's decision now
+            if task.batch is not None and execution.batches[task.batch] == "dead":
+                execution.batches[task.batch] = "committed" if task.batch in execution.visible else "discarded"
+            return
         if discard and task.kind == "callback":
             execution.state = "finished"
         elif discard:

@@ -38,6 +38,7 @@ GUARDS = (
         "the token in a finish",
         _RACES + "test_claim_races.py::test_p3_a_finish_that_waited_for_the_thief_is_told_that_it_lost",
         (_FINISH, "on t.id = g.task and t.token = g.token\n", "on t.id = g.task\n"),
+        (_FINISH, "on g.task = t.id and g.token = t.token\n", "on g.task = t.id\n"),
     ),
     _guard(
         "the transaction around publish, result and ack",
@@ -108,7 +109,7 @@ GUARDS = (
     _guard(
         "the account of every file of a batch",
         _CORE + "test_finish.py::test_lesson_a8_every_file_of_a_batch_is_accounted_for",
-        (_FINISH, "where jsonb_array_length(f.value) <> b.files)", "where false)"),
+        (_FINISH, "then jsonb_array_length(f.value) <> b.files else true", "then false else false"),
     ),
     _guard(
         "the burial of malformed work",

@@ -15,6 +15,7 @@ from pg_pipeline_tests.lessons.guards import GUARDS
 from pg_pipeline_tests.verify.check import BROKEN, SAFE
 
 RESULTS = PROJECT / "pg_pipeline_tests" / "storm" / "results.jsonl"
+LOADS = PROJECT / "pg_pipeline_tests" / "storm" / "load.jsonl"
 PAGE = PROJECT / "docs" / "reliability.md"
 _NAME = re.compile(r"test_(?:lesson_)?([a-e]\d+)_")
 
@@ -136,7 +137,33 @@ def text() -> str:
             len(run["wrong"]) or "nothing",
         )
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_loads()]) + "\n"
+
+
+def _loads() -> list[str]:
+    lines = [
+        "",
+        "## Load held",
+        "",
+        "`python -m pg_pipeline_tests.storm.load` sends tasks at a steady rate for minutes while worker processes are",
+        "killed (`kill -9`) and sessions ended at random. Each task's effect is a row of a table that would take any",
+        "number of them; what was sent is known outside, and each must be there once. Kept runs (`--record`), other",
+        "work beside them on two cores; a wait is from before the send to the effect, its p99 what a kill costs:",
+        "",
+        "| seed | tasks a second | seconds | workers | sent | workers killed | sessions ended | attempts lost "
+        "| done a second | wait p50, p99 | found wrong |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in LOADS.read_text().splitlines():
+        run = json.loads(line)
+        cells = (
+            *(run["seed"], run["rate"], f"{run['seconds']:.0f}", run["workers"], run["sent"], run["kills"]),
+            *(run["sessions_ended"], run["attempts_lost"], f"{run['done_per_second']:.0f}"),
+            f"{run['wait_p50_ms']:.0f} ms, {run['wait_p99_ms']:.0f} ms",
+            len(run["wrong"]) or "nothing",
+        )
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return lines
 
 
 def _link(test: str) -> str:

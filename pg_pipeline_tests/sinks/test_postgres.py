@@ -15,7 +15,7 @@ from pg_pipeline.coordination.types import AttemptRef
 from pg_pipeline.sinks import postgres
 from pg_pipeline.sinks.copying import STAGING_SCHEMA, CopyTask
 from pg_pipeline.sinks.errors import SinkKeyMissing, SinkSchemaMismatch, StagedRowsMissing, ValueRefused
-from pg_pipeline.sinks.postgres import PostgresTable, staged_tokens
+from pg_pipeline.sinks.postgres import PostgresTable, staged_marks
 
 
 def attempt(batch: int = 0, execution: str = "20261118-a1b2") -> AttemptRef:
@@ -271,9 +271,9 @@ def test_what_dead_attempts_left_can_be_found_and_discarded(spark: Any, dsn: str
     sink.prepare(conn, spark.range(1).schema)
     for ref in (dead, other):
         sink.stage(spark.range(1), ref, dsn)
-    assert staged_tokens(conn) == {dead.token, other.token}
+    assert staged_marks(conn) == {dead.mark, other.mark}
     sink.discard(conn, dead)
-    assert staged_tokens(conn) == {other.token}
+    assert staged_marks(conn) == {other.mark}
 
 
 def test_two_batches_with_the_same_keys_do_not_deadlock(spark: Any, dsn: str, conn: Any) -> None:

@@ -123,6 +123,7 @@ declare
   v_alone    boolean := false;
   v_top      smallint;
   v_ids      bigint[];
+  v_stamp    text;
   v_limit    int := greatest(0, least(coalesce(p_limit, 1), 1000));
 begin
   if p_claim_id is null then
@@ -194,8 +195,9 @@ begin
       end if;
     end if;
 
+    v_stamp := left(pipeline._new_token()::text, 13);  -- the time of it; the rest is each token's own
     update pipeline.task t set
-      token = pipeline._new_token(), worker = p_worker, claim_id = p_claim_id,
+      token = overlay(gen_random_uuid()::text placing v_stamp from 1 for 13)::uuid, worker = p_worker, claim_id = p_claim_id,
       claimed_at = v_now, run_deadline = v_now + v_queue.max_run,
       attempts = attempts + 1, suspect = v_alone
     where t.id = any (v_ids);

@@ -48,7 +48,7 @@ declare
   v_tokens     uuid[];
   v_executions bigint[];
   v_fired      bigint[] := '{}';
-  v_flaw       text;
+  v_flaws      jsonb;
   v_ended      jsonb;
   v_id         bigint;
 begin
@@ -56,9 +56,14 @@ begin
     raise exception using errcode = 'PP004', message = 'tasks, tokens and results must have the same length';
   end if;
   perform pipeline._durable();
-  v_live := array(select pipeline.lock_leases(p_tasks, p_tokens));
-  v_tasks := array(select t from pipeline.task t where t.id = any (v_live));  -- as they stay: they are locked
+  v_tasks := array(  -- as lock_leases does; and as they stay, locked
+    select t from pipeline.task t
+    join (select distinct u.task, u.token from unnest(p_tasks, p_tokens) u(task, token)) g on g.task = t.id and g.token = t.token
+    where t.id = any (p_tasks) order by t.id for update of t);
+  v_live := array(select t.id from unnest(v_tasks) t);
   v_tokens := array(select t.token from unnest(v_tasks) t);
+  perform pipeline._bound_idle(greatest('2 min', 2 * max(w.lease)))
+  from pipeline.worker w where w.id = any (array(select t.worker from unnest(v_tasks) t));
 
   -- The shared rows, last and briefly. Batches and files come after their execution in the lock
   -- order: a cancel that holds the execution goes on to them.
@@ -67,37 +72,48 @@ begin
     where x.id = any (array(select t.execution_id from unnest(v_tasks) t))
     order by x.id for update
   );
-  select jsonb_agg(t.token) into v_ended
-  from unnest(v_tasks) t join pipeline.lane l on l.id = t.lane_id
+  -- No value of a result may fail further down: it would sink the whole group without a name.
+  select jsonb_agg(t.token) filter (where l.kind in ('batch', 'callback')
+           and (x.state in ('open', 'sealed') and x.generation = t.generation
+                and (l.kind = 'callback' or b.state = 'waiting')) is not true),
+         jsonb_agg(jsonb_build_array(t.token, v.flaw)) filter (where v.flaw is not null)
+  into v_ended, v_flaws
+  from unnest(p_tokens, p_results) r(token, result)
+  join unnest(v_tasks) t on t.token = r.token
+  join pipeline.lane l on l.id = t.lane_id
   left join pipeline.execution x on x.id = t.execution_id
   left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
-  where l.kind in ('batch', 'callback')
-    and (x.state in ('open', 'sealed') and x.generation = t.generation
-         and (l.kind = 'callback' or b.state = 'waiting')) is not true;
+  cross join lateral (select case
+    when r.result is null then null
+    when jsonb_typeof(r.result) <> 'object' then 'a result must be a json object'
+    when pg_column_size(r.result) > 16777216 then 'a result must have at most 16 MiB'
+    when l.kind = 'callback' and (jsonb_typeof(r.result->'outbox') <> 'array' or r.result @? '$.outbox[*] ? (@.type() != "object")')
+      then 'the outbox of a callback''s result must be a list of objects'
+    when l.kind <> 'batch' then null
+    when coalesce(r.result->>'rows_in', '0') !~ '^[0-9]{1,18}$' or coalesce(r.result->>'rows_out', '0') !~ '^[0-9]{1,18}$'
+      or coalesce(r.result->>'rows_rescued', '0') !~ '^[0-9]{1,18}$'
+      then format('batch %s: rows_in, rows_out and rows_rescued must be whole numbers, not negative', b.number)
+    when jsonb_typeof(r.result->'files') <> 'object'
+      or r.result ? 'files' and exists (
+        select from jsonb_each(r.result->'files') f
+        where case jsonb_typeof(f.value) when 'array' then jsonb_array_length(f.value) <> b.files else true end)
+      then format('batch %s has %s files: its result must account for each of them', b.number, b.files)
+    when jsonb_typeof(r.result->'quarantined') <> 'array'
+      or r.result ? 'quarantined' and jsonb_array_length(r.result->'quarantined') <> (
+        select count(distinct f.ordinal) from jsonb_array_elements(r.result->'quarantined') q
+        join pipeline.file f on f.execution_id = b.execution_id and f.batch = b.number
+          and f.ordinal = case when q->>'ordinal' ~ '^[0-9]{1,9}$' then (q->>'ordinal')::int end
+        where q->>'reason' is not null)
+      then format('batch %s: each quarantined file needs an ordinal of the batch and a reason', b.number)
+    end as flaw) v;
   if v_ended is not null then
     raise exception using errcode = 'PP001',
       message = 'lease lost: the execution ended before its batch could finish', detail = v_ended::text,
       hint = 'nothing of these batches became visible; release them';
   end if;
-
-  select case
-      when r.result is null then null
-      when jsonb_typeof(r.result) <> 'object' then 'a result must be a json object'
-      when pg_column_size(r.result) > 16777216 then 'a result must have at most 16 MiB'
-      when exists (select from jsonb_each(r.result->'files') f where jsonb_array_length(f.value) <> b.files)
-        then format('batch %s has %s files: its result must account for each of them', b.number, b.files)
-      when (select count(distinct f.ordinal) from jsonb_array_elements(r.result->'quarantined') q
-            join pipeline.file f on f.execution_id = b.execution_id and f.batch = b.number and f.ordinal = (q->>'ordinal')::int
-            where q->>'reason' is not null)
-           <> coalesce(jsonb_array_length(r.result->'quarantined'), 0)
-        then format('batch %s: each quarantined file needs an ordinal of the batch and a reason', b.number)
-    end, to_jsonb(array[t.token]) into v_flaw, v_ended
-  from unnest(p_tokens, p_results) r(token, result)
-  join unnest(v_tasks) t on t.token = r.token
-  left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch
-  order by 1 nulls last limit 1;
-  if v_flaw is not null then
-    raise exception using errcode = 'PP004', message = v_flaw, detail = v_ended::text;
+  if v_flaws is not null then
+    raise exception using errcode = 'PP004', message = v_flaws->0->>1, detail = (
+      select jsonb_agg(f->0)::text from jsonb_array_elements(v_flaws) f where f->1 = v_flaws->0->1);
   end if;
 
   with live as materialized (
@@ -146,11 +162,9 @@ begin
 
   -- The barrier goes down once per execution, by what was really settled here.
   with settled as (
-    select a.execution_id, count(*) filter (where a.kind = 'batch') as batches,
-           bool_or(a.kind = 'callback') as called
-    from pipeline.attempt a
-    where a.token = any (v_tokens) and a.kind in ('batch', 'callback')
-    group by a.execution_id
+    select t.execution_id, count(*) filter (where l.kind = 'batch') as batches, bool_or(l.kind = 'callback') as called
+    from unnest(v_tasks) t join pipeline.lane l on l.id = t.lane_id and l.kind in ('batch', 'callback')
+    group by t.execution_id
   )
   update pipeline.execution x set
     settled = x.settled + s.batches,
@@ -171,13 +185,16 @@ begin
   end loop;
 
   return query
-  select g.task, g.token,
-         case when g.token = any (v_tokens) then 'committed' else p.outcome end,
-         case when g.token = any (v_tokens) then g.result else p.result end,
-         coalesce((select a.execution_id = any (v_fired) from pipeline.attempt a where a.token = g.token and g.token = any (v_tokens)), false)
-  from unnest(p_tasks, p_tokens, p_results) with ordinality g(task, token, result, n)
-  left join lateral (select z.* from pipeline._past(g.token) z where not (g.token = any (v_tokens))) p on true
-  order by g.n;
+  select a.task, a.token, a.outcome, a.result, a.fired from (
+    select g.n, g.task, g.token, 'committed' as outcome, g.result, coalesce(t.execution_id = any (v_fired), false) as fired
+    from unnest(p_tasks, p_tokens, p_results) with ordinality g(task, token, result, n)
+    join unnest(v_tasks) t on t.token = g.token
+    union all
+    select g.n, g.task, g.token, p.outcome, p.result, false
+    from unnest(p_tasks, p_tokens) with ordinality g(task, token, n)
+    cross join lateral pipeline._past(g.token) p
+    where g.token <> all (v_tokens)
+  ) a order by a.n;
 end
 $$;
 

@@ -10,7 +10,8 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   with q as (select * from pipeline.queue_status),
-  a as (select a.* from pipeline.queue n join pipeline.attempt a on a.queue = n.name and a.ended_at > now() - p_window)
+  a as (select a.* from pipeline.queue n cross join lateral (
+    select r.* from pipeline.attempt r where r.queue = n.name and r.ended_at > now() - p_window order by r.ended_at) a)
   select 'tasks', jsonb_build_object('queue', q.queue, 'state', s.state), s.n::float8
   from q cross join lateral (values ('ready', q.ready), ('delayed', q.delayed), ('leased', q.leased), ('suspect', q.suspects)) s(state, n)
   union all
