@@ -141,7 +141,7 @@ def drained(dsn: str, way: str, n: int, workers: int, count: int) -> float:
 
 
 def measure(run: Run) -> Result:
-    cells = run.of([(10, 2)], [(1, 1), (1, 8), (10, 2), (100, 2)], [(n, w) for n in (1, 10, 100) for w in (1, 2, 8)])
+    cells = run.of([(10, 2)], [(1, 2), (100, 2)], [(n, w) for n in (1, 10, 100) for w in (1, 2, 8)])
     with server(run.embedded) as made, ExitStack() as stack:
         own, other = made.migrated(), made.new()
         register(own)
@@ -150,7 +150,7 @@ def measure(run: Run) -> Result:
         rivals = peers(made, stack) if run.peers else {}
         cases = []
         for n, workers in cells:
-            count = run.of(40, 400, 1000) if n == 1 else run.of(40, 2000, 10_000)
+            count = run.of(40, 200, 1000) if n == 1 else run.of(40, 2000, 10_000)
 
             def raw(way: str, n: int = n, workers: int = workers, count: int = count) -> float:
                 dsn = own if way == "ours" else other

@@ -114,7 +114,7 @@ def observe(way: Way, before: int, held: int, every: float) -> Held:
 
 
 def measure(run: Run) -> Result:
-    before, held, every = run.of(1, 5, 20), run.of(2, 15, run.held), run.of(0.5, 1, 5)
+    before, held, every = run.of(1, 4, 20), run.of(2, 12, run.held), run.of(0.5, 1, 5)
     with server(run.embedded) as made, ExitStack() as stack:
         own, other = made.migrated(), made.new()
         register(own)

@@ -26,7 +26,7 @@ from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.worker import Worker
 
-LEASE = 5  # seconds, behind the pooler
+LEASE = 3  # seconds, behind the pooler
 WAIT = 0.25  # as a worker run does
 AT_ONCE = 5
 
@@ -118,7 +118,7 @@ def pgmq(queue: Any, dsn: str, count: int) -> list[float]:
 
 
 def measure(run: Run) -> Result:
-    count = run.of(1, 5, 25)
+    count = run.of(1, 3, 25)
     with server(run.embedded) as made, ExitStack() as stack:
         own, other = made.migrated(), made.new()
         register(own)

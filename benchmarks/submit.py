@@ -18,7 +18,7 @@ import psycopg
 
 from benchmarks.database import Server, server
 from benchmarks.harness import Case, Check, Result, Run
-from benchmarks.peers import LEFT_OUT, peers
+from benchmarks.peers import LEFT_OUT, NAMES, peers
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.types import FileVersion
@@ -98,12 +98,12 @@ class Ledger:
 
 def measure(run: Run) -> Result:
     count, some = run.of(200, 20_000, 100_000), run.of(100, 10_000, 10_000)
-    known = run.of(1000, 300_000, 10_000_000)
+    known = run.of(1000, 200_000, 10_000_000)
     with server(run.embedded) as made, ExitStack() as stack:
         empty, full = Ledger(made, 0), Ledger(made, known)
         stack.callback(empty.close)
         stack.callback(full.close)
-        rivals = peers(made, stack) if run.peers else {}
+        rivals = peers(made, stack, run.of((), ("pgmq", "pgqueuer"), tuple(NAMES))) if run.peers else {}
         for ledger in (empty, full):
             ledger.timed("ours", some)  # plans, caches, and something for `again`
 

@@ -23,6 +23,7 @@ from benchmarks.harness import Case, Check, Result, Run, percentile
 from benchmarks.peers import LEFT_OUT, peers
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
+from pg_pipeline.coordination.lease import Finish
 from pg_pipeline.coordination.worker import Worker
 
 RATE = 100
@@ -39,9 +40,9 @@ def ours(dsn: str, rate: float, count: int) -> list[float]:
             while not stop.is_set():
                 leases = worker.claim(10)
                 late.extend(time.time() - lease.payload["at"] for lease in leases)
-                for lease in leases:
-                    worker.finish(lease)
-                if not leases:
+                if leases:
+                    worker.finish_many([Finish(lease) for lease in leases])
+                else:
                     worker.wait(WAIT)
 
         thread = threading.Thread(target=work)
@@ -84,7 +85,7 @@ def idle(made: Server, dsn: str, seconds: float) -> float:
 
 
 def measure(run: Run) -> Result:
-    count, seconds = run.of(20, 300, 2000), run.of(0.5, 5, 30)
+    count, seconds = run.of(20, 200, 2000), run.of(0.5, 5, 30)
     with server(run.embedded) as made, ExitStack() as stack:
         own = made.migrated()
         register(own)

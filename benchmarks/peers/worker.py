@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 PADDING = "x" * 180  # with the rest, 200 bytes a task
-PATIENCE = 10.0  # seconds until a round counts what was done by then
+PATIENCE = 4.0  # seconds until a round counts what was done by then
 
 Handler = Callable[[float], None]
 

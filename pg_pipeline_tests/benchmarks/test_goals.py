@@ -7,7 +7,7 @@ from benchmarks.harness import Run
 from pg_pipeline.embedded.server import EmbeddedServer
 
 SPARK = 7  # starts a Spark session of its own
-SLOW = {2, 4, 6, 9}  # several seconds each: children, or a load of some time
+SLOW = {2, 3, 4, 6, 9}  # several seconds each: children, or a load of some time
 
 
 @pytest.mark.parametrize(
