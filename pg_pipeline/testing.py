@@ -7,6 +7,8 @@ def test_my_pipeline(bench: PipelineBench):          # pytest_plugins = ["pg_pip
     bench.drain()
     assert bench.execution(execution).status == "finished"
     bench.assert_audit_clean()
+
+PYTEST_DONT_REWRITE: a test imports this module before pytest sees its `pytest_plugins`, and would be warned of that.
 """
 
 from __future__ import annotations

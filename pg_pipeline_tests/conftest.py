@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
@@ -15,11 +16,14 @@ from psycopg import sql
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.embedded.java import ensure_java
 from pg_pipeline.embedded.server import EmbeddedServer
+from pg_pipeline_tests import quick_java
 from pg_pipeline_tests.helpers import ChildProcess, wait_until
 
 pytest_plugins = ["pg_pipeline_tests.not_run", "pg_pipeline_tests.pooler"]
 
 POSTGRES_VERSION = int(os.environ.get("TEST_POSTGRES", "18"))
+
+quick_java.use()
 
 # Settings of the person who runs the tests must not leak into them.
 for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:
@@ -27,14 +31,19 @@ for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no process waits for another at the end."""
-    items.sort(key=lambda item: "/e2e/" not in item.path.as_posix())
+    """One process has Spark's tests, since a second session costs more than it saves; theirs and the longest first, so
+    that no process waits for another at the end."""
+    on_spark = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
+    for item in on_spark:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+    first = set(on_spark)
+    items.sort(key=lambda item: (item not in first, "/e2e/" not in item.path.as_posix()))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def session_dir() -> Iterator[Path]:
     """A short, private folder for this run, away from the project's own state."""
-    folder = Path(tempfile.mkdtemp(prefix="pgp-"))
+    folder = Path(tempfile.mkdtemp(prefix="pgp-", dir=_memory()))
     os.environ["PG_PIPELINE_STATE_DIR"] = str(folder / "state")
     yield folder
     del os.environ["PG_PIPELINE_STATE_DIR"]
@@ -58,7 +67,7 @@ def new_database(server: EmbeddedServer) -> Iterator[Callable[..., str]]:
 
     def make(template: str = "template0") -> str:
         name = f"test_{uuid.uuid4().hex[:12]}"
-        _administer(server, sql.SQL("create database {} template {}"), name, template)
+        _administer(server, sql.SQL("create database {} template {} strategy file_copy"), name, template)
         made.append(name)
         return name
 
@@ -123,6 +132,13 @@ def spark(session_dir: Path) -> Iterator[Any]:
     session = our_session({"spark.sql.warehouse.dir": session_dir / "warehouse"}, master="local[2,3]")
     yield session
     session.stop()
+
+
+def _memory() -> Path | None:
+    """A file system in memory with plenty of room: a database is copied there in a tenth of the time."""
+    place = Path("/dev/shm")
+    roomy = place.is_dir() and os.access(place, os.W_OK) and shutil.disk_usage(place).free > 8 << 30
+    return place if roomy and psutil.virtual_memory().available > 12 << 30 else None
 
 
 def _administer(server: EmbeddedServer, statement: sql.SQL, *names: str) -> None:

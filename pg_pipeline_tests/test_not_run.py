@@ -34,7 +34,8 @@ def test_what_did_not_run_is_said_and_counts(
 ) -> None:
     (tmp_path / "test_it.py").write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = system\n")
-    command = (sys.executable, "-m", "pytest", "-p", "pg_pipeline_tests.not_run", "-p", "no:cacheprovider")
-    run = child(command=(*command, "-n", processes, "."), cwd=tmp_path, env={"TEST_ALL_OR_FAIL": all_or_fail})
+    plugins = ("-p", "xdist", "-p", "pg_pipeline_tests.not_run", "-p", "no:cacheprovider")
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TEST_ALL_OR_FAIL": all_or_fail}
+    run = child(command=(sys.executable, "-m", "pytest", *plugins, "-n", processes, "."), cwd=tmp_path, env=alone)
     assert run.wait() == code, run.stdout
     assert printed in run.stdout

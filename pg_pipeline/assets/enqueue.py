@@ -8,8 +8,7 @@ from pydantic import Field
 
 from pg_pipeline.assets.keys import Registrar
 from pg_pipeline.assets.report import report_link
-from pg_pipeline.coordination import submission
-from pg_pipeline.coordination.partitions import known_requests
+from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.coordination.submission import Submission
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.pipelines import landing
@@ -45,16 +44,16 @@ def enqueued_asset(pipeline: FilePipeline) -> dg.AssetsDefinition:
         submission.register_pipeline(db, pipeline.name, **pipeline.registration)
         run = context.run
         root = config.request_key or f"run:{run.root_run_id or run.run_id}"
-        # The row tells that this run lives; it takes no work.
-        with coordination.worker(pipeline.queue, pipelines=[pipeline.name], kinds=["enqueue"], run_id=run.run_id):
-            if config.paths:
-                made = [_submit(coordination, pipeline, config, root)]
-            else:
-                made = list(_submit_landed(coordination, pipeline, config, again=run.root_run_id is not None))
-            keys = Registrar(context.instance, db)
-            for one in made:
-                if one.batches:
-                    keys.execution(pipeline.name, one.execution, 1)
+        if config.paths:
+            made = [_submit(coordination, pipeline, config, root)]
+        else:
+            made = list(_submit_landed(coordination, pipeline, config, again=run.root_run_id is not None))
+        keys = Registrar(context.instance, db)
+        for one in made:
+            found = partitions.execution(db, one.execution) if one.batches else None
+            # Asked again for what ended long ago: its keys may be gone, and would bring their old status back.
+            if found is not None and (one.created or found.ended_at is None):
+                keys.execution(pipeline.name, one.execution, found.generation)
         for one in made:
             context.log.info(_sentence(one))
         if not made:
@@ -90,7 +89,7 @@ def _submit_landed(
         )
     db = coordination.db
     found = list(landing.everything(pipeline))
-    known = known_requests(db, pipeline.name, [f.request_key for f in found])
+    known = partitions.known_requests(db, pipeline.name, [f.request_key for f in found])
     for one in found:
         asked = one.request_key in known
         if (asked and not again) or not (asked or _has_new(coordination, pipeline, config, one.files)):

@@ -41,7 +41,8 @@ def status(
 
 def _now(db: Database) -> dict[str, Any]:
     living = [row for row in executions.listed(db, limit=200) if row["ended_at"] is None]
-    workers = [row for row in executions.workers(db) if row["status"] != "stopped"]
+    # One with no pipelines only says that its run lives.
+    workers = [row for row in executions.workers(db) if row["status"] != "stopped" and row["pipelines"] != []]
     return {
         "queues": picked(executions.queues(db), shapes.QUEUE),
         "executions": picked(living, shapes.EXECUTION),

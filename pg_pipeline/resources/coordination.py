@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from pg_pipeline.coordination import migrations
+from pg_pipeline.coordination import migrations, submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.outbox import Dispatcher
 from pg_pipeline.coordination.worker import OnLost, Worker
@@ -36,6 +36,7 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
     )
 
     _db: Database | None = PrivateAttr(default=None)
+    _life: Worker | None = PrivateAttr(default=None)
 
     def settings(self) -> Settings:
         return get_settings(
@@ -70,7 +71,7 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
         run_id: str | None = None,
         on_lost: OnLost | None = None,
     ) -> Worker:
-        """A registered worker; a run has one before its Spark starts, so that a run killed early is seen."""
+        """A registered worker."""
         settings = self.settings()
         return Worker(
             self.db,
@@ -89,10 +90,21 @@ class CoordinationResource(dg.ConfigurableResource[Any]):
         secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else None
         return Dispatcher(self.db, secret=secret, timeout=timeout, allow_private=settings.webhook_allow_private)
 
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Of a run: a row that says that its process lives, from before its steps wait for their pools and Spark starts
+        until its end. It takes no work."""
+        run = context.run
+        if run is not None:
+            submission.configure_queue(self.db, "default")  # made if it is not there yet, else left as it is
+            self._life = self.worker("default", pipelines=[], kinds=["run"], run_id=run.run_id)
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002
         self.close()
 
     def close(self) -> None:
+        if self._life is not None:
+            self._life.stop()
+            self._life = None
         if self._db is not None:
             self._db.close()
             self._db = None

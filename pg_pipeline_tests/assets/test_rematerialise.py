@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from pg_pipeline.coordination import executions
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.pipelines import FilePipeline
+from pg_pipeline.sensors.reaper import remove_old_partitions
 from pg_pipeline.testing import PipelineBench
 from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.orders import files_of_orders
@@ -213,6 +216,37 @@ def test_a_retried_enqueue_gets_the_same_execution(bench: PipelineBench, orders:
     seen = [r.asset_materializations_for_node("orders__enqueued")[0].metadata["execution"] for r in (first, again)]
     assert seen[0] == seen[1]
     assert len(executions.listed(bench.db)) == 1
+
+
+def test_asking_again_for_what_ended_long_ago_brings_no_removed_key_back(
+    bench: PipelineBench, orders: FilePipeline
+) -> None:
+    """Dagster would show its old status again."""
+    asked = {"request_key": "day1"}
+    execution = bench.enqueue(orders, bench.plant("day1", files_of_orders(2)), **asked)
+    assert bench.instance.get_dynamic_partitions("orders_batches") == [f"{execution}~00000"]
+    bench.drain()
+    remove_old_partitions(bench.instance, bench.db, replace(orders, retention=timedelta(0)))
+    assert bench.enqueue(orders, bench.folder / "day1", **asked) == execution
+    assert bench.instance.get_dynamic_partitions("orders_batches") == []
+    assert bench.instance.get_dynamic_partitions("orders_executions") == []
+
+
+def test_a_dead_callback_is_replayed_and_one_that_somebody_runs_is_left_to_them(
+    bench: PipelineBench, orders: FilePipeline, execution: str
+) -> None:
+    for number in (0, 1):
+        bench.materialize(orders, "batches", partition=f"{execution}~{number:05}")
+    with Worker(bench.db, name="somebody:1", run_id="run-of-somebody") as worker:
+        (lease,) = worker.claim(1, execution=execution, kind="callback")
+        result = bench.materialize(orders, "summary", partition=execution)
+        assert "is run by somebody:1 (run run-of-somebody) since" in log_text(result, bench)
+        assert bench.materialized(orders, "summary") == set()
+        worker.fail(lease, "boom", retryable=False)
+    assert bench.execution(execution).status == "blocked"
+    bench.materialize(orders, "summary", partition=execution)
+    assert bench.execution(execution).status == "finished"
+    assert bench.materialized(orders, "summary") == {execution}
 
 
 def test_the_summary_says_what_is_missing_then_runs_once_then_is_skipped(

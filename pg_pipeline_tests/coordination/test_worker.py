@@ -90,12 +90,15 @@ def test_the_heartbeat_survives_a_reaped_connection_and_keeps_its_leases(
     one = worker(heartbeat_interval=0.1)
     (lease,) = one.claim()
     for _ in range(times):
-        before = beats(db, one)
         killed = db.value(
-            "select count(pg_terminate_backend(pid)) from pg_stat_activity "
+            "select array_agg(pid) filter (where pg_terminate_backend(pid)) from pg_stat_activity "
             "where datname = current_database() and pid <> pg_backend_pid()"
         )
         assert killed
+        # A beat that was under way may still commit: what counts comes after the session has gone.
+        gone = ("select not exists (select from pg_stat_activity where pid = any (%s))", (killed,))
+        wait_until(lambda gone=gone: db.value(*gone), what="the sessions to end")
+        before = beats(db, one)
         wait_until(lambda seen=before: beats(db, one) > seen, what="a beat on a new connection")
     assert hand().claim() == []
     one.finish(lease)

@@ -120,8 +120,8 @@ def kill9(process: psutil.Process) -> None:
 
 
 @pytest.fixture
-def project(child: StartChild) -> Iterator[Project]:
-    folder = Path(tempfile.mkdtemp(prefix="pgp-"))
+def project(child: StartChild, session_dir: Path) -> Iterator[Project]:
+    folder = Path(tempfile.mkdtemp(prefix="pgp-", dir=session_dir))
     project = Project(folder / "pg", child)
     yield project
     for process in project.started:

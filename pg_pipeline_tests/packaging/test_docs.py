@@ -71,7 +71,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_python_in_the_pages_runs(code: str, child: Callable[..., ChildProcess], tmp_path: Path) -> None:
     if "pytest_plugins" in code:
         (tmp_path / "test_page.py").write_text(code)
-        process = child(None, "test_page.py", module="pytest", cwd=tmp_path)
+        strict = ("-W", "error::pytest.PytestAssertRewriteWarning")  # as of a user whose warnings are errors
+        process = child(None, *strict, "test_page.py", module="pytest", cwd=tmp_path)
         assert (process.wait(600), "1 passed" in process.stdout) == (0, True), process.stdout
         return
     process = child(code, cwd=tmp_path, env={"PYTHONWARNINGS": "ignore"})

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from pg_pipeline.coordination import executions
+from pg_pipeline.coordination.database import Database
 from pg_pipeline.pipelines import FilePipeline
 from pg_pipeline.resources import CoordinationResource, PostgresIOManager, SparkResource
 from pg_pipeline.testing import PipelineBench
@@ -196,3 +198,24 @@ def test_resources_work_in_plain_unit_tests(dsn: str) -> None:
     assert coordination.db.value("select 1") == 1
     coordination.db.close()
     assert SparkResource().spark_session.range(3).count() == 3
+
+
+def test_a_run_says_that_it_lives_before_its_steps_and_says_goodbye_after_them(dsn: str) -> None:
+    """Its resource does, and so before a step waits for its pool and before Spark starts; nobody takes it for one that
+    works."""
+    seen: list[dict[str, Any]] = []
+
+    @dg.op
+    def step(context: dg.OpExecutionContext, coordination: CoordinationResource) -> None:
+        seen.extend(row for row in executions.workers(coordination.db) if row["run_id"] == context.run.run_id)
+        seen.append(executions.queues(coordination.db)[0])
+
+    @dg.job
+    def job() -> None:
+        step()
+
+    ran = job.execute_in_process(resources={"coordination": CoordinationResource(dsn=dsn)})
+    assert [row["status"] for row in seen[:-1]] == ["alive"]
+    assert seen[-1]["workers"] == 0
+    with Database(dsn) as db:
+        assert [(w["run_id"], w["status"]) for w in executions.workers(db)] == [(ran.run_id, "stopped")]

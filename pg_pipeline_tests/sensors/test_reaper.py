@@ -16,6 +16,7 @@ from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.pipelines import FilePipeline
 from pg_pipeline.sensors import reaper
 from pg_pipeline.sensors.reaper import remove_old_partitions, report_late
+from pg_pipeline.sensors.runs import waiting_for_slots
 from pg_pipeline.testing import PipelineBench
 from pg_pipeline_tests.helpers import wait_until
 from pg_pipeline_tests.sensors.test_depth import definitions_job, wait_for_slot, worker_run
@@ -89,6 +90,36 @@ def test_a_run_that_waits_for_a_slot_of_its_pool_is_not_lost(
     bench.instance.event_log_storage.free_concurrency_slots_for_run(waits.run_id)
     tick()
     assert status(bench, waits) == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_was_killed_while_it_waited_for_a_slot_is_lost_and_leaves_the_pool(
+    bench: PipelineBench, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its resource said that it lives, from before its step waited."""
+    killed = worker_run(bench, dg.DagsterRunStatus.STARTED)
+    wait_for_slot(bench, killed, monkeypatch)
+    life = Worker(bench.db, pipelines=[], kinds=["run"], run_id=killed.run_id)
+    tick()
+    assert status(bench, killed) == dg.DagsterRunStatus.STARTED
+    life._heartbeat.stop()
+    wait_until(lambda: partitions.run_lives(bench.db)[killed.run_id].live is False, what="the run to be gone")
+    tick()
+    assert status(bench, killed) == dg.DagsterRunStatus.FAILURE
+    assert waiting_for_slots(bench.instance) == set()
+
+
+def test_a_run_that_was_made_and_never_launched_is_not_waited_for_for_ever(bench: PipelineBench, tick: Tick) -> None:
+    """As a daemon leaves it that is killed between the two, and that nobody starts again for long."""
+    submit(bench, 1)
+    made = [worker_run(bench, dg.DagsterRunStatus.NOT_STARTED) for _ in range(2)]
+    storage: Any = bench.instance.run_storage
+    with storage.connect() as conn:
+        conn.exec_driver_sql("update runs set update_timestamp = '2020-01-01' where run_id = ?", (made[0].run_id,))
+    tick()
+    assert [status(bench, run).value for run in made] == ["FAILURE", "NOT_STARTED"]
+    bench.instance.report_run_failed(made[1], "so that nothing is on its way")
+    bench.instance.delete_run(made[1].run_id)
+    assert bench.tick("bench_depth").run_requests
 
 
 def test_a_run_that_waited_long_for_its_turn_is_young_when_it_starts(bench: PipelineBench, tick: Tick) -> None:

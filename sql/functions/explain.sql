@@ -84,7 +84,8 @@ select q.name as queue, q.paused_at, q.paused_by, q.pause_reason,
   coalesce(t.ready, 0) as ready, coalesce(t.delayed, 0) as delayed, coalesce(t.leased, 0) as leased,
   coalesce(t.suspects, 0) as suspects, t.oldest_ready_at,
   (select count(*) from pipeline.dead_letter d where d.queue = q.name and d.resolution is null) as dead_letters,
-  (select count(*) from pipeline.worker w where w.queue = q.name and w.stopped_at is null and w.beat_at + w.lease > clock_timestamp()) as workers
+  (select count(*) from pipeline.worker w where w.queue = q.name and w.stopped_at is null and w.beat_at + w.lease > clock_timestamp()
+     and w.pipelines is distinct from '{}') as workers
 from pipeline.queue q
 left join (
   select l.queue,
