@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.errors import InvalidInput
 from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.pipelines.pipeline import FilePipeline
+from pg_pipeline.spark.roots import is_inside
 
 MARKER = "_SUCCESS"
 MANIFEST = "*.manifest"
 GROWING_SECONDS = 2.0  # a file that changed this short ago may not be whole
 PAGE_ENTRIES = 5_000
+MANIFEST_BYTES = 64 << 20
+PATH_BYTES = 4096  # as the ledger has it
+
+_log = logging.getLogger("pg_pipeline.landing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,11 @@ class _Entry:
 
     @property
     def version(self) -> FileVersion:
-        modified_at = datetime.fromtimestamp(self.changed, UTC)
-        return FileVersion(self.path, f"{self.size}-{self.mtime_ns}", self.size, modified_at)
+        try:
+            modified_at = datetime.fromtimestamp(self.changed, UTC)
+        except (ValueError, OverflowError):  # whoever lands files also sets their times
+            modified_at = None
+        return FileVersion(as_text(self.path), f"{self.size}-{self.mtime_ns}", self.size, modified_at)
 
 
 def page(pipeline: FilePipeline, after: str | None = None, limit: int = PAGE_ENTRIES) -> Page:
@@ -97,6 +107,10 @@ def everything(pipeline: FilePipeline) -> Iterator[Found]:
 def under(pipeline: FilePipeline, paths: Sequence[str]) -> Iterator[FileVersion]:
     """Files as they were named; a folder stands for the data files in it, at any depth."""
     for given in paths:
+        if not is_inside(given if "://" in given else str(Path(given).expanduser()), pipeline.allowed_roots):
+            raise InvalidInput(
+                f"{given} is outside the folders that {pipeline.name} may read: add its folder to the pipeline's roots."
+            )
         path = Path(os.path.abspath(Path(given).expanduser())) if "://" not in given else None
         if path is None:
             from pg_pipeline.spark.files import file_version
@@ -118,20 +132,33 @@ def _closed_folder(
         yield _found(str(folder.relative_to(root)), [marker, *files], files)
 
 
+def as_text(path: str) -> str:
+    """A name that is not UTF-8 as the ledger can hold it. No file is there: it is set aside as missing, and seen."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if text == path or len(text.encode()) <= PATH_BYTES:
+        return text
+    return f"{text[: PATH_BYTES // 4]}…{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def _closed_manifest(root: Path, manifest: _Entry) -> Iterator[Found]:
     """Lines of paths, or a JSON list of paths or of {"path", "size"}; it waits for what it names."""
     place = Path(manifest.path)
+    if manifest.size > MANIFEST_BYTES:
+        _log.warning(
+            "%r has %d bytes, more than a manifest may (%d): split it", str(place), manifest.size, MANIFEST_BYTES
+        )
+        return
     try:
         text = place.read_text(encoding="utf-8")
         named = (
             json.loads(text) if text.lstrip().startswith("[") else [line for line in text.split("\n") if line.strip()]
         )
         wanted = [(n["path"], n.get("size")) if isinstance(n, dict) else (str(n).strip(), None) for n in named]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # still being written
     files = []
     for name, size in wanted:
-        entry = _entry(Path(os.path.abspath(place.parent / name)))
+        entry = _entry(Path(os.path.abspath(place.parent / name))) if "\0" not in name else None
         if entry is None or (size is not None and entry.size != size):
             return
         files.append(entry)
@@ -149,6 +176,7 @@ def _found(name: str, keyed: Sequence[_Entry], files: Sequence[_Entry]) -> Found
     mark = hashlib.sha256()
     for entry in sorted(keyed, key=lambda e: e.path):
         mark.update(f"{entry.path}\0{entry.size}\0{entry.mtime_ns}\0".encode("utf-8", "surrogateescape"))
+    name = as_text(name)
     return Found(name, f"landing:{name[:300]}:{mark.hexdigest()[:24]}", [e.version for e in files])
 
 
@@ -195,6 +223,8 @@ def _list(folder: Path) -> tuple[list[_Entry], list[str]]:
         with os.scandir(folder) as listing:
             for item in listing:
                 try:
+                    if item.is_symlink() and item.is_dir():
+                        continue  # what it leads to is in landing anyway, or not ours; and links may go round
                     if item.is_dir():
                         if not item.name.startswith((".", "_")):
                             folders.append(item.name)

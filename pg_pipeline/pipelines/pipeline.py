@@ -37,6 +37,7 @@ class FilePipeline:
     `provenance` keeps each row's file in the column `_file`; its execution and batch are always kept.
     `transform` is `(df, batch) -> df`, `callback` is `(spark, execution) -> DataFrame or dict`. `policy` says what a
     dead batch does: `strict` holds the callback back, `partial` goes on without it, `abort` ends the execution.
+    Files are read only below `landing` and `roots`, after links are resolved; with neither, anywhere.
     `tolerance` is the share of quarantined files that the asset check lets pass, `retention` how long the partitions
     of an ended execution stay in Dagster.
     """
@@ -46,6 +47,7 @@ class FilePipeline:
     sink: Sink
     landing: str | Path | None = None
     delivery: str = "folder"
+    roots: Sequence[str | Path] = ()
     schema: str | None = None
     transform: Callable[..., Any] | None = None
     callback: Callable[..., Any] | None = None
@@ -89,6 +91,8 @@ class FilePipeline:
         if not isinstance(self.queue, str) or not _QUEUE.match(self.queue):
             raise ConfigurationError(f"queue is {self.queue!r}: use up to 100 letters, digits and any of _ . : -")
         _texts("notify", self.notify, "web addresses")
+        if isinstance(self.roots, str) or not all(isinstance(root, str | Path) for root in self.roots):
+            raise ConfigurationError(f"roots is {self.roots!r}: use a list of folders.")
         if self.pattern is not None and not isinstance(self.pattern, str):
             _texts("pattern", self.pattern, "names of files, such as *.json")
         if not isinstance(self.options, Mapping):
@@ -127,12 +131,20 @@ class FilePipeline:
             max_bad_lines=self.max_bad_lines,
             transform=self.transform,
             provenance=self.provenance,
+            roots=self.allowed_roots,
         )
 
     @property
     def landing_dir(self) -> Path | None:
         """Absolute: a path in the ledger means the same file from every process."""
         return None if self.landing is None else Path(os.path.abspath(Path(self.landing).expanduser()))
+
+    @property
+    def allowed_roots(self) -> tuple[str, ...]:
+        """Where its files may be; what lies elsewhere is refused when it is submitted, and set aside by workers."""
+        named = [str(root) for root in self.roots]
+        places = [root if "://" in root else os.path.abspath(Path(root).expanduser()) for root in named]
+        return (*((str(self.landing_dir),) if self.landing is not None else ()), *places)
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pg_pipeline.coordination.types import BatchFile
 from pg_pipeline.spark.arrow_csv import read_csv
 from pg_pipeline.spark.arrow_json import read_json
 from pg_pipeline.spark.arrow_parquet import read_parquet
-from pg_pipeline.spark.files import BadFile, check_unchanged, verdicts
+from pg_pipeline.spark.files import BadFile, check_inside, check_unchanged, verdicts
 from pg_pipeline.spark.pieces import Piece, ReadPlan
 from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports
@@ -75,6 +75,7 @@ def read_plan(recipe: Recipe, *, strict: bool = False) -> ReadPlan:
         rescued_column=recipe.rescued_column if recipe.drift == "rescue" else None,
         options=dict(recipe.options),
         strict=strict,
+        roots=tuple(recipe.roots),
     )
 
 
@@ -148,6 +149,7 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
     """
     rows_in = rescued = kept = 0
     try:
+        check_inside(file.path, plan.roots)
         check_unchanged(file.path, file.version, file.size, reading=seen)
         with verdicts():
             for piece in READERS[plan.format](file.path, plan):
@@ -155,6 +157,7 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
                 rescued += piece.rescued
                 kept += piece.table.num_rows
                 spool.add(piece.table)
+        check_inside(file.path, plan.roots)  # a link may have been moved meanwhile
         check_unchanged(file.path, file.version, file.size, reading=True)
     except BadFile as verdict:
         return FileReport.bad(file.ordinal, _after_reading(verdict, file), file.size)
@@ -165,7 +168,7 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
 
 def _after_reading(verdict: BadFile, file: BatchFile) -> BadFile:
     """Bytes that make no sense are explained by a file that changed meanwhile, if it did."""
-    if verdict.reason in ("missing", "vanished", "changed", "no_permission"):
+    if verdict.reason in ("missing", "vanished", "changed", "no_permission", "outside"):
         return verdict
     try:
         check_unchanged(file.path, file.version, file.size, reading=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.spark.roots import NotRegular, is_inside, open_regular
 
 Reason = Literal[
     "corrupt",
@@ -29,6 +31,7 @@ Reason = Literal[
     "vanished",
     "changed",
     "no_permission",
+    "outside",
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 
@@ -85,6 +88,11 @@ def is_version(path: str, version: str, size: int, now: Stat) -> bool:
     return now.version == version if own_form else True
 
 
+def check_inside(path: str, roots: Sequence[str]) -> None:
+    if not is_inside(path, roots):
+        raise BadFile("outside", "the path leads outside the folders that the pipeline may read (its roots)")
+
+
 def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Stat:
     """The file's state, or BadFile: `reading` says whether it was there before."""
     try:
@@ -96,6 +104,11 @@ def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Sta
         raise BadFile("missing", "there is no file at this path") from None
     except PermissionError:
         raise BadFile("no_permission", "the worker may not read this file") from None
+    except (OSError, ValueError) as error:
+        # Too long, a loop of links, a NUL: no file can be there.
+        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+            raise
+        raise BadFile("missing", f"no file can be at this path ({one_line(error)})"[:300]) from None
     if not unchanged:
         raise BadFile("changed", "the file is not the version that was submitted: submit it again")
     return now
@@ -123,7 +136,10 @@ def compression(path: str) -> str | None:
 def open_raw(path: str) -> IO[bytes]:
     local = local_path(path)
     if local is not None:
-        return local.open("rb")
+        try:
+            return open_regular(local)
+        except NotRegular:
+            raise BadFile("wrong_format", "the path is a pipe, a socket or a device, not a file") from None
     system, inner = fs.FileSystem.from_uri(path)
     return system.open_input_stream(inner)  # type: ignore[no-any-return]
 

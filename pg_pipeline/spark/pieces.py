@@ -25,6 +25,7 @@ class ReadPlan:
     rescued_column: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
+    roots: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:

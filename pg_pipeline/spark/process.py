@@ -135,7 +135,7 @@ class _Work:
             # No rows, or rows that a limit in the transform left unread.
             tally = tally.joined(SparkRead(self.spark, self.recipe, missing, seen).count())
         found = {file.ordinal: verdict(file, tally, self.recipe) for file in good}
-        return found | still_there(good), out, staged
+        return found | still_there(good, self.recipe.roots), out, staged
 
     def _jobs(self) -> set[int]:
         return set(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(self.attempt.token)))

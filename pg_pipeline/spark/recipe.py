@@ -35,6 +35,7 @@ class Recipe:
     `schema` is DDL ("id long, name string") or a StructType; None asks for `infer_schema` first.
     `drift` is what happens to a file with fields that the schema does not know, or values of another type.
     `max_bad_lines` is how many lines of one file may be bad before the file is; those lines are left out and counted.
+    Files are read only below `roots`, after links are resolved; none means anywhere.
     The transform gets the columns of the schema and `_file`; rows out are counted per file while `_file` stays.
     """
 
@@ -48,6 +49,7 @@ class Recipe:
     transform: Transform | None = None
     provenance: bool = True
     rescued_column: str = "_rescued_data"
+    roots: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -20,7 +20,7 @@ from pg_pipeline.coordination.types import BatchFile
 from pg_pipeline.spark.arrow_csv import check_header, parse_header
 from pg_pipeline.spark.arrow_parquet import check_magic, check_schema
 from pg_pipeline.spark.arrow_reader import read_plan
-from pg_pipeline.spark.files import BadFile, check_text, check_unchanged, open_raw, open_text, verdicts
+from pg_pipeline.spark.files import BadFile, check_inside, check_text, check_unchanged, open_raw, open_text, verdicts
 from pg_pipeline.spark.pieces import ReadPlan
 from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport
@@ -83,11 +83,12 @@ def look(recipe: Recipe, files: Sequence[BatchFile]) -> Look:
     return found
 
 
-def still_there(files: Sequence[BatchFile]) -> dict[int, FileReport]:
+def still_there(files: Sequence[BatchFile], roots: Sequence[str] = ()) -> dict[int, FileReport]:
     """The files that changed or went away while they were read."""
     found = {}
     for file in files:
         try:
+            check_inside(file.path, roots)
             check_unchanged(file.path, file.version, file.size, reading=True)
         except BadFile as verdict:
             found[file.ordinal] = FileReport.bad(file.ordinal, verdict, file.size)
@@ -96,6 +97,7 @@ def still_there(files: Sequence[BatchFile]) -> dict[int, FileReport]:
 
 def _look_at(file: BatchFile, plan: ReadPlan) -> tuple[str, ...] | BadFile:
     try:
+        check_inside(file.path, plan.roots)
         check_unchanged(file.path, file.version, file.size, reading=False)
         with verdicts():
             return _columns_of(file.path, plan)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _RACES = "pg_pipeline_tests/races/"
 _CRASH = "pg_pipeline_tests/crash/"
 _CORE = "pg_pipeline_tests/coordination/"
+_SECURITY = "pg_pipeline_tests/security/"
 _LESSONS = "pg_pipeline_tests/lessons/test_lessons.py::"
 
 
@@ -328,5 +329,120 @@ GUARDS = (
         "a worker's floor that does not pass a claim under way",
         _RACES + "test_floor_races.py::test_p1_a_claim_under_way_is_not_passed_by_the_floor_of_its_worker",
         (_BEAT, "  if pg_try_advisory_xact_lock(hashtextextended(p_worker::text, 2)) then\n", "  if true then\n"),
+    ),
+    _guard(
+        "the pinned search path",
+        _SECURITY + "test_attacks.py::test_a_function_or_operator_in_a_callers_search_path_is_never_ours",
+        (
+            _SEND,
+            "returns table (ordinal int, key text, outcome text, task_id bigint, reason text)\n"
+            "language plpgsql volatile security definer\nset search_path = pg_catalog, pg_temp\n",
+            "returns table (ordinal int, key text, outcome text, task_id bigint, reason text)\n"
+            "language plpgsql volatile security definer\n",
+        ),
+    ),
+    _guard(
+        "the temporary schema at the end of the path",
+        _SECURITY + "test_attacks.py::test_a_type_of_the_temporary_schema_is_never_ours",
+        (
+            _SUBMIT,
+            "  p_released boolean default false\n) returns jsonb\nlanguage plpgsql volatile security definer\n"
+            "set search_path = pg_catalog, pg_temp\nas $$\ndeclare\n  v_fingerprint",
+            "  p_released boolean default false\n) returns jsonb\nlanguage plpgsql volatile security definer\n"
+            "set search_path = pg_catalog\nas $$\ndeclare\n  v_fingerprint",
+        ),
+    ),
+    _guard(
+        "the token in a fail",
+        _SECURITY + "test_attacks.py::test_a_forged_token_finishes_fails_and_releases_nothing",
+        (
+            _FINISH,
+            "  v_letter bigint;\nbegin\n  select * into v_task from pipeline.task "
+            "where id = p_task and token = p_token for",
+            "  v_letter bigint;\nbegin\n  select * into v_task from pipeline.task where id = p_task for",
+        ),
+    ),
+    _guard(
+        "the columns that readers do not see",
+        _SECURITY + "test_attacks.py::test_nobody_can_read_the_token_of_a_living_lease_anywhere[pipeline_submitter]",
+        ("sql/grants.sql", "array['task', 'outbox', 'attempt_output'] loop", "array['task', 'outbox'] loop"),
+    ),
+    _guard(
+        "the hash in the names of staging tables",
+        _SECURITY + "test_attacks.py::test_nobody_can_read_the_token_of_a_living_lease_anywhere[pipeline_reader]",
+        (
+            _PYTHON + "types.py",
+            "hashlib.sha256(self.token.bytes).hexdigest()[:32]",
+            "self.token.hex + hashlib.__name__[:0]",
+        ),
+    ),
+    _guard(
+        "the grants by role",
+        _SECURITY + "test_matrix.py::test_each_role_can_call_its_doors_and_is_refused_at_every_other[pipeline_reader]",
+        ("sql/grants.sql", "'metrics', 'worker_health',", "'metrics', 'pause', 'worker_health',"),
+    ),
+    _guard(
+        "no role that writes a table",
+        _SECURITY + "test_matrix.py::test_each_role_can_read_what_it_may_and_write_nothing[pipeline_worker]",
+        (
+            "sql/grants.sql",
+            "grant select on all tables in schema pipeline to pipeline_reader;\n",
+            "grant select on all tables in schema pipeline to pipeline_reader;\n"
+            "grant update on pipeline.task to pipeline_worker;\n",
+        ),
+    ),
+    _guard(
+        "staging that belongs to the role",
+        _SECURITY + "test_attacks.py::test_what_one_login_staged_another_can_discard_and_strangers_can_not",
+        ("pg_pipeline/sinks/copying.py", "select set_config('role', 'pipeline_worker', true)", "select 1"),
+    ),
+    _guard(
+        "the address that is checked and connected to in one step",
+        _SECURITY + "test_webhooks.py::test_a_name_that_moves_between_look_and_connection_gains_nothing[127.0.0.1]",
+        (
+            _PYTHON + "webhook.py",
+            "                for *_, address in found:\n",
+            "                for *_, address in socket.getaddrinfo(host, connection.port, type=socket.SOCK_STREAM):\n",
+        ),
+    ),
+    _guard(
+        "the IPv4 address inside an IPv6 one",
+        _SECURITY
+        + "test_webhooks.py::test_an_address_inside_the_network_is_refused_however_it_is_written[[2002:7f00:1::]]",
+        (_PYTHON + "webhook.py", "    ip = public_form(ipaddress", "    ip = (ipaddress"),
+    ),
+    _guard(
+        "redirects that are not followed",
+        _SECURITY + "test_webhooks.py::test_a_redirect_is_not_followed",
+        (_PYTHON + "webhook.py", "allow_redirects=False", "allow_redirects=True"),
+    ),
+    _guard(
+        "the certificate that is verified",
+        _SECURITY + "test_webhooks.py::test_a_certificate_that_nobody_vouches_for_is_refused",
+        (_PYTHON + "webhook.py", 'os.environ.get("REQUESTS_CA_BUNDLE") or True', "False"),
+    ),
+    _guard(
+        "the links that landing does not follow",
+        _SECURITY + "test_files.py::test_a_landing_folder_full_of_traps_is_listed_once_and_soon",
+        (
+            "pg_pipeline/pipelines/landing.py",
+            "if item.is_symlink() and item.is_dir():",
+            'if item.name == "one" or item.name == "two":',
+        ),
+    ),
+    _guard(
+        "the roots, at a submit",
+        _SECURITY + "test_files.py::test_a_submit_from_outside_the_roots_is_refused",
+        ("pg_pipeline/pipelines/landing.py", "pipeline.allowed_roots):", "()):"),
+    ),
+    _guard(
+        "the roots, in a reader",
+        _SECURITY + "test_files.py::test_what_is_no_file_below_the_roots_is_set_aside_by_both_readers[arrow]",
+        ("pg_pipeline/spark/files.py", "    if not is_inside(path, roots):\n", "    if False:\n"),
+    ),
+    _guard(
+        "what is not opened because it is no file",
+        _SECURITY + "test_files.py::test_a_device_is_not_read_where_there_are_no_roots_either[arrow]",
+        ("pg_pipeline/spark/roots.py", "    if not stat.S_ISREG(mode):\n", "    if stat.S_ISSOCK(mode):\n"),
     ),
 )

@@ -25,6 +25,10 @@ begin
   if jsonb_typeof(p_entries) is distinct from 'array' then
     raise exception using errcode = 'PP004', message = 'entries must be a json array';
   end if;
+  if jsonb_array_length(p_entries) > 10000 then
+    raise exception using errcode = 'PP004', hint = 'nothing was stored: send them in several calls',
+      message = format('%s entries in one send, of at most 10000', jsonb_array_length(p_entries));
+  end if;
 
   -- One statement a phase, keys in order, so that racing sends don't deadlock.
   for ordinal, key, outcome, task_id, reason, v_same in

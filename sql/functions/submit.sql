@@ -144,6 +144,10 @@ begin
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
     raise exception using errcode = 'PP004', message = 'paths, versions and sizes must have the same length';
   end if;
+  if cardinality(p_paths) > 100000 then
+    raise exception using errcode = 'PP004', hint = 'nothing was stored: open an execution and add them in several calls',
+      message = format('%s files in one call, of at most 100000', cardinality(p_paths));
+  end if;
   perform pipeline._bound_idle('15 min');  -- what lists the files lists between two calls
   -- The ledger before the execution: a submission of several chunks comes with the ledger in hand.
   select * into v_execution from pipeline._execution(p_execution);
