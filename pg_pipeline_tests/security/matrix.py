@@ -36,6 +36,7 @@ DOORS: dict[str, set[str]] = {
     "pipeline_operator": {
         *("configure_queue", "register_pipeline", "pause", "resume", "cancel", "rerun", "replay", "replay_many"),
         *("discard", "replay_outbox", "reap", "expire_executions", "replace_file", "prune_ledger"),
+        "unpin_schema",
     },
 }
 # What not even those who may look may see: whoever has a living lease's token can finish it.
