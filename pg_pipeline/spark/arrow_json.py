@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import IO, Any
 
 import pyarrow as pa
@@ -69,6 +70,7 @@ class _JsonReader:
         # Times are read as text: pyarrow's own idea of them differs from Spark's.
         self.raw = pa.schema([pa.field(f.name, pa.string() if _is_time(f.type) else f.type) for f in plan.fields])
         self.parse = pj.ParseOptions(explicit_schema=self.raw, unexpected_field_behavior="error")
+        self.decimals = [f.name for f in self.raw if "decimal" in str(f.type)]
         self.line = 1
 
     def read(self, chunk: bytes) -> Piece | None:
@@ -92,6 +94,8 @@ class _JsonReader:
                 read_options=pj.ReadOptions(use_threads=False, block_size=len(chunk) + 1),
                 parse_options=self.parse,
             )
+            for name in self.decimals:  # pyarrow lets more digits in than the type has
+                table.column(name).validate(full=True)
         except pa.ArrowInvalid:
             return None
         # Two objects on one line are two rows to pyarrow, and one to Spark.
@@ -212,6 +216,8 @@ def _convert(value: Any, to: pa.DataType, number: int) -> Any:
         return [_convert(item, to.value_type, number) for item in value]
     if pa.types.is_struct(to) and isinstance(value, dict):
         return _struct(value, to, number)
+    if pa.types.is_decimal(to):
+        return _decimal(value, to)
     return _SCALARS.get(to, _mismatch)(value)
 
 
@@ -251,6 +257,17 @@ def _float(value: Any) -> float:
     if isinstance(value, str):
         raise NeedsSpark("a text where the schema says number")
     return float(_mismatch(value))
+
+
+def _decimal(value: Any, to: pa.Decimal128Type) -> Decimal:
+    """Rounded to the type's scale, as Spark does."""
+    if not isinstance(value, _Number):
+        return Decimal(_float(value))
+    try:
+        # What has more digits than the context is refused.
+        return Decimal(value).quantize(Decimal((0, (1,), -to.scale)), context=Context(to.precision, ROUND_HALF_UP))
+    except InvalidOperation:
+        raise _BadLine("a number out of range") from None
 
 
 _SCALARS: dict[pa.DataType, Callable[[Any], Any]] = {

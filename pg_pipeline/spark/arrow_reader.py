@@ -51,8 +51,10 @@ def _supports(file_format: str, kind: DataType, *, top: bool = False) -> bool:
         return not isinstance(kind, t.CharType | t.VarcharType)
     if isinstance(kind, t.DateType | t.TimestampType | t.TimestampNTZType):
         return top or file_format == "parquet"
+    if isinstance(kind, t.DecimalType):
+        return True
     if file_format == "csv":
-        return isinstance(kind, t.DecimalType)
+        return False
     if isinstance(kind, t.ArrayType):
         return _supports(file_format, kind.elementType)
     if isinstance(kind, t.StructType):
@@ -60,7 +62,7 @@ def _supports(file_format: str, kind: DataType, *, top: bool = False) -> bool:
     if file_format == "parquet":
         if isinstance(kind, t.MapType):
             return _supports(file_format, kind.keyType) and _supports(file_format, kind.valueType)
-        return isinstance(kind, t.ByteType | t.DecimalType | t.BinaryType)
+        return isinstance(kind, t.ByteType | t.BinaryType)
     return False
 
 

@@ -17,7 +17,8 @@ from pg_pipeline_tests.spark.landing import land
 
 SCHEMA = (
     "b boolean, s short, i int, l long, f float, d double, t string, day date, at timestamp, local timestamp_ntz, "
-    "tags array<string>, grid array<array<int>>, place struct<lat: double, name: string>"
+    "tags array<string>, grid array<array<int>>, place struct<lat: double, name: string>, "
+    "price decimal(12,2), large decimal(38,0), prices array<decimal(6,3)>"
 )
 CSV_SCHEMA = (
     "b boolean, s short, i int, l long, f float, d double, t string, day date, at timestamp, local timestamp_ntz, "
@@ -61,6 +62,11 @@ NUMBERS = [
     True,
     None,
 ]
+DECIMALS = [
+    1, -1.25, 1.255, -1.255, 0.001, 0.1e-1, 1e2, 1e-5, 1e400, -0.0, 9999999999.99, 9999999999.995, 99999999999,
+    10**37, 10**38, 123.456, 1234.5, "1.5", "1,5", "", " 1", "1 ", "+1", ".5", "5.", "1e2", "1E2", "0001", "1d", "NaN",
+    "x", "\u0661", True, [1], {"a": 1}, None,
+]  # fmt: skip
 TIMES = [
     "2026-01-31",
     "2026-02-30",
@@ -92,6 +98,10 @@ def _value(kind: str, dice: random.Random) -> Any:
         return dice.choice([[], [[1, 2], []], [None], None, [["x"]]])
     if kind == "place":
         return dice.choice([None, {}, {"lat": 1, "name": "x"}, {"lat": "y"}, {"name": None}])
+    if kind == "prices":
+        return dice.choice([[dice.choice(DECIMALS)], [1.5, None], None, 1.5])
+    if kind in ("price", "large"):
+        return dice.choice(DECIMALS)
     if kind == "b":
         return dice.choice([True, False, None, "true", 1])
     return dice.choice(NUMBERS)
@@ -100,6 +110,7 @@ def _value(kind: str, dice: random.Random) -> Any:
 GOOD: dict[str, Any] = {
     "b": True, "s": 7, "i": 8, "l": 9, "f": 1.5, "d": 2.5, "t": "x", "day": "2026-01-31",
     "at": "2026-01-31T23:59:59Z", "local": "2026-01-31T23:59:59", "tags": ["a"], "grid": [[1]], "place": {"lat": 1.0},
+    "price": 12.5, "large": 5, "prices": [1.125],
 }  # fmt: skip
 
 
@@ -123,6 +134,9 @@ ODD_LINES = [
     b"{'i': 1}", b'{"i": 01}', b'{"i": NaN}', b'{"d": NaN}', b'{"d": "NaN"}', b'{"t": "\\u0000"}', b'{"t": "\\ud83d"}',
     b'\xef\xbb\xbf{"i": 1}', b'{"i": 1}\r', b" \t ", b'{"t": "\xff"}', b'{"I": 1}', b'{"d": 1E5}', b'{"i": -0}', b"1",
     b'"x"', b'{"place": {"lat": 1, "lon": 2}}', b'{"t": "a\tb"}', b'{"i":1}//c', b'{"f": 3.4e39}', b'{"i": 1e2}',
+    b'{"price": 01}', b'{"price": 1.}', b'{"price": .5}', b'{"price": +1}', b'{"price": NaN}', b'{"price": 1E400}',
+    b'{"price": 12345678901234567890123456789012345678901234567890}', b'{"price": 1e999999999}', b'{"price": 0e9}',
+    b'{"prices": [1.0005, 999.9995]}', b'{"prices": [1.0005, 999.9994]}', b'{"large": 1e37}', b'{"large": 0.5}',
 ]  # fmt: skip
 
 
@@ -222,7 +236,8 @@ def test_parquet_means_the_same_to_both_readers(spark: Any, tmp_path: Path) -> N
         "timestamp'2026-01-01 00:00:00' + make_interval(0,0,0,0,0,0,id) at",
         "timestamp_ntz'2026-01-01 00:00:00' local", "array('a', null) tags", "array(array(1), null) grid",
         "named_struct('lat', 1.5D, 'name', 'x') place", "cast(id as byte) y", "cast(id as decimal(20,4)) m",
-        "cast('x' as binary) raw", "map('a', 1) counts",
+        "cast('x' as binary) raw", "map('a', 1) counts", "cast(id as decimal(12,2)) price",
+        "cast(id as decimal(38,0)) large", "array(cast(1.5 as decimal(6,3))) prices",
     )  # fmt: skip
     rows.coalesce(1).write.parquet(str(tmp_path / "by_spark"))
     (one,) = (tmp_path / "by_spark").glob("*.parquet")
@@ -240,7 +255,7 @@ def test_parquet_means_the_same_to_both_readers(spark: Any, tmp_path: Path) -> N
     ("recipe", "arrow"),
     [
         (Recipe("json", SCHEMA), True),
-        (Recipe("json", "price decimal(10,2)"), False),
+        (Recipe("json", "price decimal(10,2), of struct<x: decimal(38,0)>"), True),
         (Recipe("json", "counts map<string,int>"), False),
         (Recipe("json", "x struct<at: timestamp>"), False),
         (Recipe("json", "id long", options={"multiLine": "true"}), False),
