@@ -1,14 +1,14 @@
 """Batch-wise and exactly once against one plain Spark job, Structured Streaming, JDBC, and against a clean batch.
 
-    python -m benchmarks.spark_batches [batches] [sink] [bad] [killed] [--files 200] [--rounds 3] [--out results.json]
+    python -m benchmarks.spark_batches [batches] [killed] [sink] [bad] [--files 200] [--rounds 3] [--out FOLDER]
 
 `batches`  from submit to the callback's commit, with every promise, against one plain job into the same sink.
-`killed`   the same with a worker that is killed with `kill -9` when half of the batches are in.
+`killed`   in the same rounds, with a worker that is killed with `kill -9` when half of the batches are in.
 `sink`     a million rows into Postgres, against Spark's JDBC writer.
 `bad`      a batch of a hundred files of which one, and fifty, are corrupt, against a clean one.
 
-Sessions are started and warm before anything is timed. Every ratio is the median of the ratios of pairs, each pair from
-one round of one process, in random order. `measure()` gives what the command prints, as plain values.
+Sessions are started and warm before anything is timed: every way has run once, on a part of the files. Every ratio is
+the median of the ratios of pairs, each pair from one round of one process, in random order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,11 +26,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from benchmarks.harness import Case, Check, Result, Round, table
 from pg_pipeline.assets.work import Bench as Workbench
 from pg_pipeline.assets.work import drain
 from pg_pipeline.coordination import partitions, submission
@@ -246,123 +247,131 @@ def victim(dsn: str) -> None:
         print("done", flush=True)
 
 
-def rounds(ways: Ways, count: int) -> list[dict[str, float]]:
-    """Seconds of each way, a round at a time; the first round warms up and does not count. A way may say itself how
-    long it took, without what it had to prepare."""
+def rounds(ways: Ways, count: int, dice: random.Random) -> list[Round]:
+    """Seconds of each way, a round at a time. A way may say itself how long it took, without what it had to prepare."""
     found = []
-    for number in range(count + 1):
-        times: dict[str, float] = {}
-        for name in random.sample(list(ways), len(ways)):
+    for number in range(1, count + 1):
+        times: Round = {}
+        for name in dice.sample(list(ways), len(ways)):
             start = time.perf_counter()
             said = ways[name]()
             times[name] = said if isinstance(said, float) else time.perf_counter() - start
             print(f"  round {number}: {name} {times[name]:.2f} s", flush=True)
-        if number:
-            found.append({name: times[name] for name in ways})
+        found.append({name: times[name] for name in ways})
     return found
 
 
-def case(name: str, found: list[dict[str, float]], bars: Sequence[tuple[str, str, str, float]]) -> dict[str, Any]:
-    """A comparison as plain values. Each bar: a way, another, "at most" or "at least", and how many times."""
-    checks = []
-    for way, other, sense, bar in bars:
-        if way not in found[0] or other not in found[0]:
-            continue
-        ratios = sorted(times[way] / times[other] for times in found)
-        figure = statistics.median(ratios)
-        met = figure <= bar if sense == "at most" else figure >= bar
-        what = f"{name}: {way} / {other}"
-        checks.append({"what": what, "figure": round(figure, 3), "bar": bar, "sense": sense, "met": met,
-                       "spread": [round(ratios[0], 3), round(ratios[-1], 3)]})  # fmt: skip
-        print(f"{what} {figure:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), {sense} {bar}: {'' if met else 'not '}met")
-    return {"name": name, "unit": "s", "rounds": found, "checks": checks}
+def check(case: Case, way: str, other: str, sense: str, bar: float) -> Check:
+    return Check(f"{case.name}: {way} to {other}", case.ratio(way, other), bar, sense, "×")
 
 
-def measure_batches(bench: Bench, files: list[BatchFile], count: int) -> dict[str, Any]:
-    size = max(1, len(files) // BATCHES)
-    ways: Ways = {
-        "one job": lambda: bench.one_job(files),
-        "batches, Arrow": lambda: bench.batch_wise(files, "arrow", size),
-        "batches, Spark": lambda: bench.batch_wise(files, "spark", size),
-        "streaming": lambda: bench.streaming(files, size),
-    }
+ONE, STREAMING = "one plain Spark job", "Structured Streaming"
+ARROW, SPARK, KILLED = "ours, Arrow reader", "ours, Spark's reader", "ours, Arrow reader, killed halfway"
+
+
+def measure_batches(bench: Bench, files: list[BatchFile], asked: Asked) -> tuple[list[Case], list[Check]]:
+    def ways(files: list[BatchFile]) -> Ways:
+        size = max(1, len(files) // BATCHES)
+
+        def killed() -> float:
+            doomed = Victim(bench.dsn, (bench.submit(files[: 2 * size], "arrow", size)[0].name, "arrow", size))
+            start = time.perf_counter()
+            bench.killed(files, "arrow", size, doomed)
+            return time.perf_counter() - start
+
+        found: Ways = {ONE: lambda: bench.one_job(files)}
+        if "batches" in asked.what:
+            found[ARROW] = lambda: bench.batch_wise(files, "arrow", size)
+            found[SPARK] = lambda: bench.batch_wise(files, "spark", size)
+            found[STREAMING] = lambda: bench.streaming(files, size)
+        return found | ({KILLED: killed} if "killed" in asked.what else {})
+
+    few = generate(bench.folder / "few", min(len(files), 20), asked.rows)
+    rounds({name: way for name, way in ways(few).items() if name != KILLED}, 1, asked.dice)
+    size = sum(file.size for file in files) / len(files)
+    name = f"{len(files)} files of {size / 1e6:.2f} MB in {BATCHES} batches"
+    case = Case(name, "s", rounds(ways(files), asked.rounds, asked.dice))
     bars = [
-        ("batches, Spark", "one job", "at most", 1.10),
-        ("batches, Arrow", "one job", "at most", 0.85),
-        ("batches, Spark", "streaming", "at most", 1.0),
-        ("batches, Arrow", "streaming", "at most", 1.0),
+        (SPARK, ONE, 1.10),
+        (ARROW, ONE, 0.85),
+        (SPARK, STREAMING, 1.0),
+        (ARROW, STREAMING, 1.0),
+        (KILLED, ONE, 1.3),
     ]
-    return case(f"{len(files)} files in {BATCHES} batches", rounds(ways, count), bars)
+    return [case], [check(case, way, other, "at most", bar) for way, other, bar in bars if way in case.ways]
 
 
-def measure_killed(bench: Bench, files: list[BatchFile], count: int) -> dict[str, Any]:
-    size = max(1, len(files) // BATCHES)
-
-    def killed() -> float:
-        warm = bench.submit(files[: 2 * size], "arrow", size)[0].name, "arrow", size
-        doomed = Victim(bench.dsn, warm)
-        start = time.perf_counter()
-        bench.killed(files, "arrow", size, doomed)
-        return time.perf_counter() - start
-
-    ways: Ways = {"one job": lambda: bench.one_job(files), "killed halfway, Arrow": killed}
-    return case("kill -9 halfway", rounds(ways, count), [("killed halfway, Arrow", "one job", "at most", 1.3)])
-
-
-def measure_sink(bench: Bench, rows: int, count: int) -> dict[str, Any]:
-    df = bench.spark.range(0, rows, 1, 4).selectExpr(
+def measure_sink(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
+    df = bench.spark.range(0, asked.sink_rows, 1, 4).selectExpr(
         "id", "concat('user', id) user", "rand(1) amount", "id % 2 = 0 ok", "timestamp'2026-01-01' at",
         "'Zürich' city", "cast(id as int) n1", "cast(-id as int) n2", "rand(2) score", "repeat('x', 60) note",
         "'a' kind", "id % 7 m",
     ).cache()  # fmt: skip
     df.count()
-    ways: Ways = {"ours": lambda: bench.write(df), "ours, staged": lambda: bench.write(df, inline_bytes=0)}
-    if not JDBC.exists():
-        print(f"no JDBC driver at {JDBC}: not compared")
-    else:
+    ways: Ways = {
+        "ours": lambda: bench.write(df),
+        "ours, staged by the executors": lambda: bench.write(df, inline_bytes=0),
+    }
+    if JDBC.exists():
         bench.open_tcp()
-        ways["jdbc"] = lambda: bench.jdbc(df)
-        ways["jdbc, tuned"] = lambda: bench.jdbc(df, batchsize="10000")
-    found = rounds(ways, count)
+        ways["Spark's JDBC writer"] = lambda: bench.jdbc(df)
+        ways["Spark's JDBC writer, tuned"] = lambda: bench.jdbc(df, batchsize="10000")
+    rounds(ways, 1, asked.dice)
+    case = Case(f"{asked.sink_rows:,} rows into Postgres", "s", rounds(ways, asked.rounds, asked.dice))
     df.unpersist()
-    return case(f"{rows:,} rows", found, [("jdbc", "ours", "at least", 2.5), ("jdbc, tuned", "ours", "at least", 1.7)])
+    if not JDBC.exists():
+        return [case], []
+    bars = [("Spark's JDBC writer", 2.5), ("Spark's JDBC writer, tuned", 1.7)]
+    return [case], [check(case, way, "ours", "at least", bar) for way, bar in bars]
 
 
-def measure_bad(bench: Bench, rows: int, count: int) -> dict[str, Any]:
+def measure_bad(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
     """One and fifty corrupt files of a hundred, each kind of batch against a clean one."""
-    clean = _gzipped(generate(bench.folder / "plain", 100, rows), bench.folder / "clean", 0)
+    clean = _gzipped(generate(bench.folder / "plain", 100, asked.rows), bench.folder / "clean", 0)
     one, fifty = _gzipped(clean, bench.folder / "one", 1), _gzipped(clean, bench.folder / "fifty", 50)
     ways: Ways = {}
-    bars = []
-    for reader in ("arrow", "spark"):
+    for reader in ("Arrow reader", "Spark's reader"):
         for label, files, bad in (("clean", clean, 0), ("one bad", one, 1), ("fifty bad", fifty, 50)):
-            ways[f"{reader}, {label}"] = lambda f=files, r=reader, b=bad: bench.one_batch(f, r, b)  # type: ignore[misc]
-            if bad:
-                bars.append((f"{reader}, {label}", f"{reader}, clean", "at most", 2.0))
-    return case("bad files of a hundred", rounds(ways, count), bars)
+            kind = "arrow" if reader == "Arrow reader" else "spark"
+            ways[f"{reader}, {label}"] = lambda f=files, k=kind, b=bad: bench.one_batch(f, k, b)  # type: ignore[misc]
+    rounds(ways, 1, asked.dice)
+    case = Case("a batch of a hundred gzip files", "s", rounds(ways, asked.rounds, asked.dice))
+    pairs = [(way, f"{way.split(', ')[0]}, clean") for way in ways if not way.endswith("clean")]
+    return [case], [check(case, way, other, "at most", 2.0) for way, other in pairs]
 
 
-def measure(
-    what: Sequence[str] = ("batches", "sink", "bad", "killed"),
-    *,
-    files: int = 200,
-    rows: int = 2500,
-    count: int = 3,
-    sink_rows: int = 1_000_000,
-) -> list[dict[str, Any]]:
-    """The comparisons asked for, each with its rounds and checks, as plain values. A file of 2,500 rows has 0.6 MB."""
-    found = []
+@dataclass(frozen=True)
+class Asked:
+    what: Sequence[str]
+    files: int = 200
+    rows: int = 2500  # of a file: 0.6 MB
+    rounds: int = 3
+    sink_rows: int = 1_000_000
+    seed: int = 0
+
+    @property
+    def dice(self) -> random.Random:
+        return random.Random(self.seed)
+
+
+def measure(asked: Asked) -> Result:
+    cases: list[Case] = []
+    checks: list[Check] = []
     with _bench() as bench:
-        landed = generate(bench.folder / "landing", files, rows) if {"batches", "killed"} & set(what) else []
-        if "batches" in what:
-            found.append(measure_batches(bench, landed, count))
-        if "killed" in what:
-            found.append(measure_killed(bench, landed, count))
-        if "sink" in what:
-            found.append(measure_sink(bench, sink_rows, count))
-        if "bad" in what:
-            found.append(measure_bad(bench, rows, count))
-    return found
+        parts: list[Callable[[], tuple[list[Case], list[Check]]]] = []
+        if {"batches", "killed"} & set(asked.what):
+            landed = generate(bench.folder / "landing", asked.files, asked.rows)
+            parts.append(lambda: measure_batches(bench, landed, asked))
+        if "sink" in asked.what:
+            parts.append(lambda: measure_sink(bench, asked))
+        if "bad" in asked.what:
+            parts.append(lambda: measure_bad(bench, asked))
+        for part in parts:
+            more, judged = part()
+            cases += more
+            checks += judged
+    left_out = [] if JDBC.exists() or "sink" not in asked.what else [f"Spark's JDBC writer: no driver at {JDBC}"]
+    return Result(7, "End to end", cases, checks, left_out=left_out)
 
 
 @contextmanager
@@ -381,20 +390,21 @@ def _bench() -> Iterator[Bench]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["batches", "sink", "bad", "killed"])
-    parser.add_argument("--files", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=2500)
-    parser.add_argument("--sink-rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("what", nargs="*", default=["batches", "killed", "sink", "bad"])
+    for name in ("files", "rows", "sink_rows", "rounds", "seed"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Asked, name))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--dsn", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.what == ["victim"]:
-        victim(asked.dsn)
+    given = vars(parser.parse_args())
+    out, dsn = given.pop("out"), given.pop("dsn")
+    if given["what"] == ["victim"]:
+        victim(dsn)
         return
-    found = measure(asked.what, files=asked.files, rows=asked.rows, count=asked.rounds, sink_rows=asked.sink_rows)
-    if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    result = measure(Asked(**given))
+    for row in table([result]):
+        print(" | ".join(row[1:]))
+    if out:
+        result.save(out)
 
 
 def _gzipped(files: list[BatchFile], folder: Path, bad: int) -> list[BatchFile]:

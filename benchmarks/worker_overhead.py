@@ -1,14 +1,12 @@
 """What a worker run costs beside its Spark work, and what a tick costs when a thousand batches wait.
 
-`spark`    the Spark work of every batch (read, check, transform, stage), one after the other, and nothing else.
-`insert`   the same, and each batch's rows put into the table, in a transaction of its own: the least that a loop of
-           one's own does.
-`worker`   a worker run with one slot: claims, heartbeats, finishes, the ledger, the callback, Dagster's events in
-           Postgres and the asset checks.
-`default`  the same with two slots, as runs have them.
+The Spark work alone: read, check, transform and stage every batch, one after the other, and nothing else. Then the same
+with each batch's rows put into the table, in a transaction of its own: the least that a loop of one's own does.
+Ours is a worker run as it is by default, and one with a single slot: claims, heartbeats, finishes, the ledger, the
+callback, Dagster's events in Postgres and the asset checks.
 
 One process, one Spark session, rounds in random order; the ratios are made of the times of one round.
-Run: python -m benchmarks.worker_overhead [--batches 200] [--rows 50] [--rounds 3] [--waiting 1000]
+Run: python -m benchmarks.worker_overhead [--batches 200] [--rows 50] [--rounds 3] [--waiting 1000] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import statistics
 import tempfile
 import time
 import uuid
@@ -27,6 +24,8 @@ from typing import Any
 import dagster as dg
 import psycopg
 
+from benchmarks.database import Server
+from benchmarks.harness import Case, Check, Result, interleaved, table
 from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.migrations import migrate
 from pg_pipeline.coordination.types import AttemptRef, BatchFile, FileVersion
@@ -93,7 +92,7 @@ class Ways:
                 sink.discard(conn, attempt)
         return took
 
-    def spark_(self, folder: Path) -> float:
+    def spark_work(self, folder: Path) -> float:
         return self._bare(folder, insert=False)
 
     def insert(self, folder: Path) -> float:
@@ -114,64 +113,62 @@ class Ways:
         return self._worker(folder)
 
 
-def compare(ways: Ways, batches: int, rounds: int) -> None:
-    timed: dict[str, list[float]] = {}
-    for number in range(rounds + 1):  # the first warms up
-        names = ["spark_", "insert", "worker", "default"]
-        random.shuffle(names)
-        for name in names:
-            way: Callable[[Path], float] = getattr(ways, name)
-            took = way(ways.plant(batches if number else min(batches, 10)))
-            if number:
-                timed.setdefault(name, []).append(took)
-                print(f"round {number}: {name.rstrip('_'):>8} {took:7.1f} s", flush=True)
-    print(f"{batches} batches of a file with {ways.rows} rows, {rounds} rounds; seconds, ratio to the Spark work")
-    for name in ("spark_", "insert", "worker", "default"):
-        ratios = sorted(took / spark for took, spark in zip(timed[name], timed["spark_"], strict=True))
-        print(
-            f"{name.rstrip('_'):>8}: {statistics.median(timed[name]):6.1f} s, "
-            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
+def compare(ways: Ways, batches: int, count: int, dice: random.Random) -> tuple[Case, list[Check]]:
+    def timed(way: Callable[[Path], float], number: int) -> Callable[[], float]:
+        return lambda: way(ways.plant(number))
+
+    known = {
+        "the Spark work alone": ways.spark_work,
+        "and each batch inserted": ways.insert,
+        "ours, one slot": ways.worker,
+        "ours": ways.default,
+    }
+    interleaved({name: timed(way, min(batches, 10)) for name, way in known.items()}, 1, dice)  # warms up
+    rounds = interleaved({name: timed(way, batches) for name, way in known.items()}, count, dice)
+    case = Case(f"a worker run over {batches} small batches", "s", rounds)
+    pairs = [(way, case.ratio(way, "the Spark work alone")) for way in ("ours", "ours, one slot")]
+    return case, [
+        Check(f"{case.name}: {way} to the Spark work alone", ratio, 1.2, "at most", "×") for way, ratio in pairs
+    ]
 
 
-def ticks(ways: Ways, waiting: int) -> None:
-    """Every sensor, with one batch in the queue and with many: the median of three."""
+def ticks(ways: Ways, waiting: int, count: int) -> tuple[Case, list[Check]]:
+    """Every sensor, while many batches wait."""
     bench = ways.bench
 
     def timed(sensor: str) -> float:
-        took = []
-        for _ in range(3):
-            began = time.perf_counter()
-            bench.tick(sensor)
-            took.append(time.perf_counter() - began)
-        return statistics.median(took)
+        began = time.perf_counter()
+        bench.tick(sensor)
+        return time.perf_counter() - began
 
-    def submit(count: int) -> None:
-        files = [FileVersion(f"/in/{uuid.uuid4()}.json", "1", 10) for _ in range(count)]
-        made = submission.submit(bench.db, "orders", files, request_key=uuid.uuid4().hex)
-        assert made.batches == count
-
-    sensors = [
-        "bench_depth",
-        "orders_callbacks",
-        "bench_outbox",
-        "bench_dead_letters",
-        "bench_reaper",
-        "orders_landing",
-    ]
-    submit(1)
-    few = {sensor: timed(sensor) for sensor in sensors}
-    submit(waiting)
-    print(f"one tick with {waiting} batches waiting; seconds, and with one")
-    for sensor in sensors:
-        print(f"{sensor:>20}: {timed(sensor):.3f} ({few[sensor]:.3f})")
+    files = [FileVersion(f"/in/{uuid.uuid4()}.json", "1", 10) for _ in range(waiting)]
+    made = submission.submit(bench.db, "orders", files, request_key=uuid.uuid4().hex)
+    assert made.batches == waiting
+    sensors = {"bench_depth": "depth", "orders_callbacks": "callbacks", "bench_outbox": "outbox", "orders_landing":
+               "landing", "bench_dead_letters": "dead letters", "bench_reaper": "reaper"}  # fmt: skip
+    case = Case(
+        f"a tick while {waiting:,} batches wait",
+        "s",
+        [{said: timed(name) for name, said in sensors.items()} for _ in range(count)],
+    )
+    slowest = max(case.ways, key=case.median)
+    return case, [Check(f"{case.name}: the slowest sensor", case.median(slowest), 1.0, "at most", " s")]
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    for name, value in {"batches": 200, "rows": 50, "rounds": 3, "waiting": 1000}.items():
+    for name, value in {"batches": 200, "rows": 50, "rounds": 3, "waiting": 1000, "seed": 0}.items():
         arguments.add_argument(f"--{name}", type=int, default=value)
+    arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
+    result = measure(given.batches, given.rows, given.rounds, given.waiting, given.seed)
+    for row in table([result]):
+        print(" | ".join(row[1:]))
+    if given.out:
+        result.save(given.out)
+
+
+def measure(batches: int, rows: int, rounds: int, waiting: int, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix="pgp-bench-", ignore_cleanup_errors=True) as folder:
         server = EmbeddedServer(Path(folder) / "postgres", linger=0)
         server.attach()
@@ -184,13 +181,15 @@ def main() -> None:
         with dg.DagsterInstance.from_config(str(home)) as instance:
             bench = PipelineBench(dsn, Path(folder) / "landing", instance)
             bench.folder.mkdir()
-            ways = Ways(bench, spark, given.rows)
-            compare(ways, given.batches, given.rounds)
-            ticks(ways, given.waiting)
+            ways = Ways(bench, spark, rows)
+            worked, checks = compare(ways, batches, rounds, random.Random(seed))
+            ticked, more = ticks(ways, waiting, rounds)
             bench.assert_audit_clean()
             bench.db.close()
         spark.stop()
+        about = {"postgres": Server(server).settings()}
         server.detach()
+    return Result(7, "End to end", [worked, ticked], [*checks, *more], about=about)
 
 
 if __name__ == "__main__":

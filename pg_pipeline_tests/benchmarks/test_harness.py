@@ -55,14 +55,12 @@ def test_figures_have_three_digits_that_matter() -> None:
     assert [figure(value) for value in (12345.6, 12.34, 1.234, 0.01234)] == ["12,346", "12.3", "1.23", "0.0123"]
 
 
-def test_the_ratios_of_spark_are_held_against_their_bars() -> None:
-    seconds = {"one job": 10.0, "batches, Arrow": 8.0, "batches, Spark": 12.0, "streaming": 11.0}
-    met = {check.what: check.met for check in end_to_end.shown({"batches": {"seconds": seconds}}, {}).checks}
-    assert met == {
-        "to one plain job, the Arrow reader (batches, Arrow)": True,
-        "to one plain job, Spark's reader (batches, Spark)": False,
-        "to Structured Streaming (batches, Arrow)": True,
-    }
+def test_the_parts_of_the_spark_goal_become_one_result() -> None:
+    parts = [Result(7, "", [CASE], [Check(what, 1.2, 1.1, "at most")], left_out=[what]) for what in ("a", "b")]
+    parts[1].about = {"postgres": {"fsync": "on"}}
+    whole = end_to_end.joined(parts, files=4)
+    assert [check.what for check in whole.checks] == whole.left_out == ["a", "b"]
+    assert (len(whole.cases), whole.met, whole.about) == (2, False, {"files": 4, "postgres": {"fsync": "on"}})
 
 
 def test_the_page_is_what_the_results_say() -> None:
