@@ -25,11 +25,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from benchmarks.harness import Case, Check, Result, Round, table
@@ -117,6 +118,17 @@ class Bench:
         self.folder = folder
         self.dsn = server.dsn("postgres")
         migrate(self.dsn)
+
+    def cpu(self) -> float:
+        """Seconds of CPU that this process, its Java with its Pythons, and Postgres have used so far."""
+        postmaster = self.server.postmaster()
+        assert postmaster is not None
+        total = 0.0
+        for root in (psutil.Process(), psutil.Process(postmaster.pid)):
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # what it used is then among its parent's
+                    total += sum(process.cpu_times()[:4])
+        return total
 
     def attempt(self, batch: int) -> AttemptRef:
         return AttemptRef("bench", uuid.uuid4().hex[:12], 1, batch, uuid.uuid4())
@@ -247,18 +259,27 @@ def victim(dsn: str) -> None:
         print("done", flush=True)
 
 
-def rounds(ways: Ways, count: int, dice: random.Random) -> list[Round]:
-    """Seconds of each way, a round at a time. A way may say itself how long it took, without what it had to prepare."""
+def rounds(bench: Bench, ways: Ways, asked: Asked, count: int | None = None) -> tuple[list[Round], list[Round]]:
+    """Seconds of each way and of all its processes' CPU, a round at a time. A way may say itself how long it took,
+    without what it had to prepare; what that used of the CPU is not told apart."""
     found = []
-    for number in range(1, count + 1):
+    for number in range(1, (count or asked.rounds) + 1):
         times: Round = {}
-        for name in dice.sample(list(ways), len(ways)):
-            start = time.perf_counter()
+        cpu: Round = {}
+        for name in asked.dice.sample(list(ways), len(ways)):
+            before, start = bench.cpu(), time.perf_counter()
             said = ways[name]()
             times[name] = said if isinstance(said, float) else time.perf_counter() - start
-            print(f"  round {number}: {name} {times[name]:.2f} s", flush=True)
-        found.append({name: times[name] for name in ways})
-    return found
+            if not isinstance(said, float):
+                cpu[name] = bench.cpu() - before
+            print(f"  round {number}: {name} {times[name]:.2f} s, {cpu.get(name, 0):.2f} s of CPU", flush=True)
+        found.append(({name: times[name] for name in ways}, {name: cpu[name] for name in ways if name in cpu}))
+    return [times for times, _ in found], [cpu for _, cpu in found]
+
+
+def cases(name: str, found: tuple[list[Round], list[Round]]) -> list[Case]:
+    """The times, and what they cost: of a machine that is busy with other work the CPU says more."""
+    return [Case(name, "s", found[0]), Case(f"{name}: CPU of Spark, Python and Postgres", "s", found[1])]
 
 
 def check(case: Case, way: str, other: str, sense: str, bar: float) -> Check:
@@ -287,10 +308,11 @@ def measure_batches(bench: Bench, files: list[BatchFile], asked: Asked) -> tuple
         return found | ({KILLED: killed} if "killed" in asked.what else {})
 
     few = generate(bench.folder / "few", min(len(files), 20), asked.rows)
-    rounds({name: way for name, way in ways(few).items() if name != KILLED}, 1, asked.dice)
+    rounds(bench, {name: way for name, way in ways(few).items() if name != KILLED}, asked, 1)
     size = sum(file.size for file in files) / len(files)
     name = f"{len(files)} files of {size / 1e6:.2f} MB in {BATCHES} batches"
-    case = Case(name, "s", rounds(ways(files), asked.rounds, asked.dice))
+    found = cases(name, rounds(bench, ways(files), asked))
+    case = found[0]
     bars = [
         (SPARK, ONE, 1.10),
         (ARROW, ONE, 0.85),
@@ -298,7 +320,7 @@ def measure_batches(bench: Bench, files: list[BatchFile], asked: Asked) -> tuple
         (ARROW, STREAMING, 1.0),
         (KILLED, ONE, 1.3),
     ]
-    return [case], [check(case, way, other, "at most", bar) for way, other, bar in bars if way in case.ways]
+    return found, [check(case, way, other, "at most", bar) for way, other, bar in bars if way in case.ways]
 
 
 def measure_sink(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
@@ -316,13 +338,13 @@ def measure_sink(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
         bench.open_tcp()
         ways["Spark's JDBC writer"] = lambda: bench.jdbc(df)
         ways["Spark's JDBC writer, tuned"] = lambda: bench.jdbc(df, batchsize="10000")
-    rounds(ways, 1, asked.dice)
-    case = Case(f"{asked.sink_rows:,} rows into Postgres", "s", rounds(ways, asked.rounds, asked.dice))
+    rounds(bench, ways, asked, 1)
+    found = cases(f"{asked.sink_rows:,} rows into Postgres", rounds(bench, ways, asked))
     df.unpersist()
     if not JDBC.exists():
-        return [case], []
+        return found, []
     bars = [("Spark's JDBC writer", 2.5), ("Spark's JDBC writer, tuned", 1.7)]
-    return [case], [check(case, way, "ours", "at least", bar) for way, bar in bars]
+    return found, [check(found[0], way, "ours", "at least", bar) for way, bar in bars]
 
 
 def measure_bad(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
@@ -334,10 +356,10 @@ def measure_bad(bench: Bench, asked: Asked) -> tuple[list[Case], list[Check]]:
         for label, files, bad in (("clean", clean, 0), ("one bad", one, 1), ("fifty bad", fifty, 50)):
             kind = "arrow" if reader == "Arrow reader" else "spark"
             ways[f"{reader}, {label}"] = lambda f=files, k=kind, b=bad: bench.one_batch(f, k, b)  # type: ignore[misc]
-    rounds(ways, 1, asked.dice)
-    case = Case("a batch of a hundred gzip files", "s", rounds(ways, asked.rounds, asked.dice))
+    rounds(bench, ways, asked, 1)
+    found = cases("a batch of a hundred gzip files", rounds(bench, ways, asked))
     pairs = [(way, f"{way.split(', ')[0]}, clean") for way in ways if not way.endswith("clean")]
-    return [case], [check(case, way, other, "at most", 2.0) for way, other in pairs]
+    return found, [check(found[0], way, other, "at most", 2.0) for way, other in pairs]
 
 
 @dataclass(frozen=True)
@@ -348,14 +370,14 @@ class Asked:
     rounds: int = 3
     sink_rows: int = 1_000_000
     seed: int = 0
+    dice: random.Random = field(default_factory=random.Random)
 
-    @property
-    def dice(self) -> random.Random:
-        return random.Random(self.seed)
+    def __post_init__(self) -> None:
+        self.dice.seed(self.seed)
 
 
 def measure(asked: Asked) -> Result:
-    cases: list[Case] = []
+    found: list[Case] = []
     checks: list[Check] = []
     with _bench() as bench:
         parts: list[Callable[[], tuple[list[Case], list[Check]]]] = []
@@ -368,10 +390,10 @@ def measure(asked: Asked) -> Result:
             parts.append(lambda: measure_bad(bench, asked))
         for part in parts:
             more, judged = part()
-            cases += more
+            found += more
             checks += judged
     left_out = [] if JDBC.exists() or "sink" not in asked.what else [f"Spark's JDBC writer: no driver at {JDBC}"]
-    return Result(7, "End to end", cases, checks, left_out=left_out)
+    return Result(7, "End to end", found, checks, left_out=left_out)
 
 
 @contextmanager
