@@ -24,6 +24,7 @@ MANIFEST = "*.manifest"
 GROWING_SECONDS = 2.0  # a file that changed this short ago may not be whole
 PAGE_ENTRIES = 5_000
 MANIFEST_BYTES = 64 << 20
+MANIFEST_FILES = 1_000_000
 PATH_BYTES = 4096  # as the ledger has it
 
 _log = logging.getLogger("pg_pipeline.landing")
@@ -153,9 +154,14 @@ def _closed_manifest(root: Path, manifest: _Entry) -> Iterator[Found]:
         named = (
             json.loads(text) if text.lstrip().startswith("[") else [line for line in text.split("\n") if line.strip()]
         )
-        wanted = [(n["path"], n.get("size")) if isinstance(n, dict) else (str(n).strip(), None) for n in named]
+        wanted = [(_text(n["path"]), n.get("size")) if isinstance(n, dict) else (_text(n), None) for n in named]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # still being written
+    if len(wanted) > MANIFEST_FILES:
+        _log.warning(
+            "%r names %d files, more than a manifest may (%d): split it", str(place), len(wanted), MANIFEST_FILES
+        )
+        return
     files = []
     for name, size in wanted:
         entry = _entry(Path(os.path.abspath(place.parent / name))) if "\0" not in name else None
@@ -164,6 +170,12 @@ def _closed_manifest(root: Path, manifest: _Entry) -> Iterator[Found]:
         files.append(entry)
     if files and not _growing([manifest, *files]):
         yield _found(str(place.relative_to(root)), [manifest, *files], files)
+
+
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{name!r} is no path")
+    return name.strip()
 
 
 def _loose(entries: Sequence[_Entry]) -> Iterator[Found]:
@@ -194,25 +206,28 @@ def _growing(entries: Sequence[_Entry]) -> bool:
 def _folders(root: Path, after: tuple[str, ...]) -> Iterator[tuple[Path, list[_Entry]]]:
     """Folders with their files, in order of their paths, from the one that follows `after`."""
 
-    def visit(folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[Path, list[_Entry]]]:
+    waiting: list[tuple[str, ...]] = [()]  # no recursion: who lands files also says how deep
+    while waiting:
+        parts = waiting.pop()
+        folder = root.joinpath(*parts)
         files, folders = _list(folder)
         if not after or parts > after or (after == (".",) and parts):
             yield folder, files
         if any(Path(e.path).name == MARKER for e in files):
-            return  # what lies below belongs to it
-        for name in folders:
+            continue  # what lies below belongs to it
+        for name in reversed(folders):
             below = (*parts, name)
             if not after or after == (".",) or below >= after[: len(below)]:
-                yield from visit(folder / name, below)
-
-    yield from visit(root, ())
+                waiting.append(below)
 
 
 def _below(folder: Path) -> Iterator[_Entry]:
-    files, folders = _list(folder)
-    yield from files
-    for name in folders:
-        yield from _below(folder / name)
+    waiting = [folder]
+    while waiting:
+        folder = waiting.pop()
+        files, folders = _list(folder)
+        yield from files
+        waiting.extend(folder / name for name in reversed(folders))
 
 
 def _list(folder: Path) -> tuple[list[_Entry], list[str]]:

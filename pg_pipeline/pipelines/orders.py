@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pg_pipeline.pipelines.pipeline import FilePipeline
+from pg_pipeline.settings import get_settings
 from pg_pipeline.sinks.postgres import PostgresTable
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def summarise_by_country(_spark: SparkSession, execution: Execution) -> DataFram
 orders = FilePipeline(
     name="orders",
     landing="data/orders",
+    roots=[get_settings().state_dir / "demo"],  # where `pg-pipeline demo` lands its files
     delivery="folder",
     format="json",
     schema="order_id long, customer string, amount decimal(12,2), country string, at timestamp",

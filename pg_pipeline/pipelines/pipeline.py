@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 Format = Literal["json", "csv", "parquet"]
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 _QUEUE = re.compile(r"^[A-Za-z0-9_.:-]{1,100}$")
-_WHOLE = {"batch_files": (1, 100_000), "batch_bytes": (1, 2**63 - 1), "max_bad_lines": (0, 2**31 - 1)}
+_WHOLE = {
+    "batch_files": (1, 100_000),
+    "batch_bytes": (1, 2**63 - 1),
+    "max_bad_lines": (0, 2**31 - 1),
+    "max_file_bytes": (1, 2**63 - 1),
+}
 _PATTERNS = {"json": ("*.json", "*.jsonl", "*.ndjson"), "csv": ("*.csv",), "parquet": ("*.parquet",)}
 _COMPRESSED = ("", ".gz", ".zst")
 
@@ -57,6 +62,7 @@ class FilePipeline:
     drift: Literal["quarantine", "fail", "rescue"] = "quarantine"
     bad_files: Literal["quarantine", "fail"] = "quarantine"
     max_bad_lines: int = 0
+    max_file_bytes: int = 4 << 30
     provenance: bool = True
     policy: Literal["strict", "partial", "abort"] = "strict"
     batch_files: int = 100
@@ -129,6 +135,7 @@ class FilePipeline:
             drift=self.drift,
             bad_files=self.bad_files,
             max_bad_lines=self.max_bad_lines,
+            max_file_bytes=self.max_file_bytes,
             transform=self.transform,
             provenance=self.provenance,
             roots=self.allowed_roots,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv as pc
@@ -15,26 +15,31 @@ from pg_pipeline.spark.pieces import BadLines, Piece, ReadPlan, typed
 from pg_pipeline.spark.values import NeedsSpark
 
 BLOCK = 8 << 20
+HEADER_BYTES = 1 << 20
 
 
 def read_csv(path: str, plan: ReadPlan) -> Iterator[Piece]:
     bad = BadLines(plan.max_bad_lines)
-    with open_text(path) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
+    with open_text(path, plan.max_file_bytes) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
         check_text(stream.peek(4096)[:4096])
-        header = parse_header(stream.readline(), plan)
+        header = parse_header(stream, plan)
         extra = check_header(header, plan.fields.names, rescue=plan.rescued_column is not None)
         if stream.peek(1):
             yield from _rows(stream, header, extra, plan, bad)
 
 
-def parse_header(line: bytes, plan: ReadPlan) -> list[str]:
+def parse_header(stream: IO[bytes], plan: ReadPlan) -> list[str]:
+    line = stream.readline(HEADER_BYTES)
     if not line.strip():
         raise BadFile("empty", "the file has no header and no rows")
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise BadFile("wrong_format", "the header is not UTF-8 text") from None
-    return next(csv.reader([text], delimiter=separator(plan), quotechar=plan.options.get("quote", '"')))
+    try:
+        return next(csv.reader([text], delimiter=separator(plan), quotechar=plan.options.get("quote", '"')))
+    except csv.Error as error:
+        raise BadFile("wrong_header", f"the header is not CSV ({error})") from None
 
 
 def check_header(header: list[str], names: list[str], *, rescue: bool) -> list[str]:

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.json as pj
 
-from pg_pipeline.spark.files import BadFile, check_text, open_text
+from pg_pipeline.spark.files import LINE_BYTES, BadFile, check_text, open_text
 from pg_pipeline.spark.pieces import BadLines, Piece, ReadPlan, typed
 from pg_pipeline.spark.values import NeedsSpark
 
@@ -19,7 +19,7 @@ CHUNK = 8 << 20
 BLANK = b" \t\r"
 BOM = b"\xef\xbb\xbf"
 # pyarrow crashes the process (a segmentation fault) on a block that begins with a bare null.
-_BARE_NULL = re.compile(rb"(?:\A|\n)[ \t\r\n]*n")
+_BARE_NULL = re.compile(rb"(?:\A|\n)[ \t\r]*n")
 # pyarrow also takes these for numbers, and bytes that are not UTF-8 for text.
 _NOT_NUMBERS = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 _INTEGER = re.compile(r"-?\d+\Z")
@@ -36,7 +36,7 @@ class _BadLine(Exception):
 def read_json(path: str, plan: ReadPlan) -> Iterator[Piece]:
     reader = _JsonReader(plan)
     found = False
-    with open_text(path) as stream:
+    with open_text(path, plan.max_file_bytes) as stream:
         for chunk in whole_lines(stream):
             if reader.line == 1:
                 check_text(chunk[:4096])
@@ -51,13 +51,18 @@ def read_json(path: str, plan: ReadPlan) -> Iterator[Piece]:
 def whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """The stream in chunks that end where a line ends."""
     rest: list[bytes] = []
+    held = 0
     while block := stream.read(CHUNK):
         cut = block.rfind(b"\n") + 1
         if cut == 0:
             rest.append(block)
+            held += len(block)
+            if held > LINE_BYTES:
+                raise BadFile("too_large", f"a line of more than {LINE_BYTES} bytes")
             continue
         yield b"".join([*rest, block[:cut]])
         rest = [block[cut:]]
+        held = len(rest[0])
     tail = b"".join(rest)
     if tail:
         yield tail
@@ -116,6 +121,9 @@ class _JsonReader:
                 row, saved = self._row(line, number)
             except _BadLine as error:
                 self.bad.add(f"line {number}: {error}")
+                continue
+            except RecursionError:
+                self.bad.add(f"line {number}: nested too deeply")
                 continue
             except NeedsSpark as error:
                 if not self.plan.strict:
@@ -243,6 +251,8 @@ def _integer(bits: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         if not isinstance(value, _Number) or not _INTEGER.match(value):
             raise _BadLine("a value of another type")
+        if len(value) > 20:  # and Python would raise beyond some thousand digits
+            raise _BadLine("a number out of range")
         result = int(value)
         if not -(1 << (bits - 1)) <= result < 1 << (bits - 1):
             raise _BadLine("a number out of range")

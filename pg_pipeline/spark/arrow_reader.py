@@ -12,7 +12,7 @@ from pg_pipeline.coordination.types import BatchFile
 from pg_pipeline.spark.arrow_csv import read_csv
 from pg_pipeline.spark.arrow_json import read_json
 from pg_pipeline.spark.arrow_parquet import read_parquet
-from pg_pipeline.spark.files import BadFile, check_inside, check_unchanged, verdicts
+from pg_pipeline.spark.files import BadFile, check_inside, check_unchanged, too_large, verdicts
 from pg_pipeline.spark.pieces import Piece, ReadPlan
 from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports
@@ -74,6 +74,7 @@ def read_plan(recipe: Recipe, *, strict: bool = False) -> ReadPlan:
         fields=to_arrow_schema(recipe.struct(), timezone="UTC"),
         drift=recipe.drift,
         max_bad_lines=recipe.max_bad_lines,
+        max_file_bytes=recipe.max_file_bytes,
         rescued_column=recipe.rescued_column if recipe.drift == "rescue" else None,
         options=dict(recipe.options),
         strict=strict,
@@ -149,7 +150,7 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
 
     `seen` says that the file was there before, in this attempt.
     """
-    rows_in = rescued = kept = 0
+    rows_in = rescued = kept = size = 0
     try:
         check_inside(file.path, plan.roots)
         check_unchanged(file.path, file.version, file.size, reading=seen)
@@ -158,6 +159,9 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
                 rows_in += piece.rows_in
                 rescued += piece.rescued
                 kept += piece.table.num_rows
+                size += piece.table.nbytes
+                if size > plan.max_file_bytes:
+                    raise too_large(f"its rows take more than {plan.max_file_bytes} bytes")
                 spool.add(piece.table)
         check_inside(file.path, plan.roots)  # a link may have been moved meanwhile
         check_unchanged(file.path, file.version, file.size, reading=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import io
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,14 @@ Reason = Literal[
     "changed",
     "no_permission",
     "outside",
+    "too_large",
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+LINE_BYTES = 64 << 20
+# What a byte can unpack to, at most: deflate's longest match, and a block of zstd that repeats one byte.
+_MOST = {"gzip": 1032, "zstd": 1 << 15}
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -144,9 +149,42 @@ def open_raw(path: str) -> IO[bytes]:
     return system.open_input_stream(inner)  # type: ignore[no-any-return]
 
 
+class Unpacked(io.RawIOBase):
+    """What a compressed file unpacks to, up to a limit: a few kilobytes may stand for as many gigabytes."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        data = self._stream.read(len(into))
+        self._read += len(data)
+        if self._read > self._limit:
+            raise too_large(f"it unpacks to more than {self._limit} bytes")
+        into[: len(data)] = data
+        return len(data)
+
+
+def too_large(why: str) -> BadFile:
+    return BadFile("too_large", f"{why}: raise the pipeline's max_file_bytes if that is meant")
+
+
+def check_unpacks(path: str, size: int, limit: int) -> None:
+    """Read what could unpack to more than the limit up to there, for a reader that cannot be stopped on the way."""
+    if size * _MOST.get(compression(path) or "", 1) <= limit:
+        return
+    with open_text(path, limit) as stream:
+        while stream.read(1 << 20):
+            pass
+
+
 @contextmanager
-def open_text(path: str) -> Iterator[IO[bytes]]:
-    """The decompressed bytes of a text file; its name decides how, and its first bytes must agree."""
+def open_text(path: str, limit: int) -> Iterator[IO[bytes]]:
+    """The decompressed bytes of a text file, at most `limit`; its name decides how, and its first bytes must agree."""
     codec = compression(path)
     with open_raw(path) as raw:
         head = raw.read(8)
@@ -154,10 +192,10 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
         raw.seek(0)
         if codec == "gzip":
             with gzip.GzipFile(fileobj=raw) as stream:
-                yield stream  # type: ignore[misc]
+                yield Unpacked(stream, limit)  # type: ignore[misc]
         elif codec == "zstd":
             with pa.CompressedInputStream(raw, "zstd") as stream:
-                yield stream
+                yield Unpacked(stream, limit)  # type: ignore[misc]
         else:
             yield raw
 

@@ -56,7 +56,7 @@ def _of_parquet(paths: Sequence[str]) -> StructType:
 
 
 def _of_text(spark: SparkSession, recipe: Recipe, paths: Sequence[str]) -> StructType:
-    heads = [head for head in map(_head, paths) if head]
+    heads = [head for path in paths if (head := _head(path, recipe.max_file_bytes))]
     if recipe.format == "csv":
         # A sample has one header; files with another one are told apart later.
         heads = [heads[0], *(head[1:] for head in heads[1:] if head[0] == heads[0][0])] if heads else []
@@ -69,10 +69,10 @@ def _of_text(spark: SparkSession, recipe: Recipe, paths: Sequence[str]) -> Struc
     )
 
 
-def _head(path: str) -> list[str]:
+def _head(path: str, limit: int) -> list[str]:
     """The first whole lines of a file; none when it is bad."""
     try:
-        with verdicts(), open_text(path) as stream:
+        with verdicts(), open_text(path, limit) as stream:
             data = stream.read(BYTES + 1)
             check_text(data[:4096])
     except BadFile:

@@ -22,6 +22,7 @@ class ReadPlan:
     fields: pa.Schema
     drift: str = "quarantine"
     max_bad_lines: int = 0
+    max_file_bytes: int = 4 << 30
     rescued_column: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False

@@ -56,19 +56,19 @@ class ProbeTask:
         try:
             check_unchanged(file.path, file.version, file.size, reading=True)
             with verdicts():
-                _read_bytes(file.path, self.plan.format)
+                _read_bytes(file.path, self.plan)
             check_unchanged(file.path, file.version, file.size, reading=True)
         except BadFile as verdict:
             return FileReport.bad(file.ordinal, verdict, file.size)
         return FileReport(file.ordinal, size=file.size)
 
 
-def _read_bytes(path: str, file_format: str) -> None:
-    if file_format == "parquet":
+def _read_bytes(path: str, plan: ReadPlan) -> None:
+    if plan.format == "parquet":
         with open_raw(path) as raw:
             for _ in pq.ParquetFile(pa.PythonFile(raw, mode="r")).iter_batches(use_threads=False):
                 pass
         return
-    with open_text(path) as stream:
+    with open_text(path, plan.max_file_bytes) as stream:
         while stream.read(1 << 20):
             pass

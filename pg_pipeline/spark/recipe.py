@@ -35,6 +35,7 @@ class Recipe:
     `schema` is DDL ("id long, name string") or a StructType; None asks for `infer_schema` first.
     `drift` is what happens to a file with fields that the schema does not know, or values of another type.
     `max_bad_lines` is how many lines of one file may be bad before the file is; those lines are left out and counted.
+    `max_file_bytes` is what a file may unpack to, and what its rows may take: beyond it the file is bad.
     Files are read only below `roots`, after links are resolved; none means anywhere.
     The transform gets the columns of the schema and `_file`; rows out are counted per file while `_file` stays.
     """
@@ -46,6 +47,7 @@ class Recipe:
     drift: Literal["quarantine", "fail", "rescue"] = "quarantine"
     bad_files: Literal["quarantine", "fail"] = "quarantine"
     max_bad_lines: int = 0
+    max_file_bytes: int = 4 << 30
     transform: Transform | None = None
     provenance: bool = True
     rescued_column: str = "_rescued_data"
@@ -57,6 +59,8 @@ class Recipe:
                 raise RecipeError(f"{name} is {getattr(self, name)!r}: use one of {', '.join(allowed)}.")
         if self.max_bad_lines < 0:
             raise RecipeError(f"max_bad_lines is {self.max_bad_lines}: use 0 or more.")
+        if self.max_file_bytes < 1:
+            raise RecipeError(f"max_file_bytes is {self.max_file_bytes}: use 1 or more.")
 
     def struct(self) -> StructType:
         """The schema as Spark has it; every field may be null, as in every file format."""

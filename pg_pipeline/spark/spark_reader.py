@@ -20,7 +20,16 @@ from pg_pipeline.coordination.types import BatchFile
 from pg_pipeline.spark.arrow_csv import check_header, parse_header
 from pg_pipeline.spark.arrow_parquet import check_magic, check_schema
 from pg_pipeline.spark.arrow_reader import read_plan
-from pg_pipeline.spark.files import BadFile, check_inside, check_text, check_unchanged, open_raw, open_text, verdicts
+from pg_pipeline.spark.files import (
+    BadFile,
+    check_inside,
+    check_text,
+    check_unchanged,
+    check_unpacks,
+    open_raw,
+    open_text,
+    verdicts,
+)
 from pg_pipeline.spark.pieces import ReadPlan
 from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport
@@ -100,7 +109,10 @@ def _look_at(file: BatchFile, plan: ReadPlan) -> tuple[str, ...] | BadFile:
         check_inside(file.path, plan.roots)
         check_unchanged(file.path, file.version, file.size, reading=False)
         with verdicts():
-            return _columns_of(file.path, plan)
+            columns = _columns_of(file.path, plan)
+            if plan.format != "parquet":
+                check_unpacks(file.path, file.size, plan.max_file_bytes)
+            return columns
     except BadFile as verdict:
         return verdict
 
@@ -113,14 +125,14 @@ def _columns_of(path: str, plan: ReadPlan) -> tuple[str, ...]:
             raw.seek(0)
             schema = pq.ParquetFile(pa.PythonFile(raw, mode="r")).schema_arrow
         return tuple(check_schema(schema, plan.fields, rescue=rescue))
-    with open_text(path) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
+    with open_text(path, plan.max_file_bytes) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
         head = stream.peek(4096)[:4096]
         if not head.strip():
             raise BadFile("empty", "the file has no rows")
         check_text(head)
         if plan.format == "json":
             return ()
-        header = parse_header(stream.readline(), plan)
+        header = parse_header(stream, plan)
         check_header(header, plan.fields.names, rescue=rescue)
         return tuple(header)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +20,22 @@ def program(child: Callable[..., ChildProcess], dsn: str) -> Program:
     """Run `pg-pipeline …` to its end; `code` is the exit code that it must have."""
 
     def run(*arguments: str, code: int = 0, **env: str) -> ChildProcess:
-        process = child(None, *arguments, module="pg_pipeline", env={"PG_PIPELINE_DSN": dsn, **env})
+        process = child(None, *arguments, module="pg_pipeline", env={"PG_PIPELINE_DSN": dsn, **env}, cwd=Path.cwd())
         assert process.wait() == code, (process.stdout, process.stderr)
         if code in (0, 3):
             assert process.stderr == ""
         return process
 
     return run
+
+
+@pytest.fixture
+def landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the pipeline orders may read, seen from where this test and its programs are."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "orders" / "day1"
+    folder.mkdir(parents=True)
+    return folder
 
 
 @pytest.fixture

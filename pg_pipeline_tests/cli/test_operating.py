@@ -156,9 +156,9 @@ def test_quarantine_is_listed_shown_and_replayed(program: Program, asked: Any, d
 
 
 def test_a_mended_file_takes_the_quarantined_ones_place(
-    asked: Any, db: Database, hand: HandWorker, tmp_path: Path
+    asked: Any, db: Database, hand: HandWorker, landed: Path
 ) -> None:
-    path = tmp_path / "o.json"
+    path = landed / "o.json"
     path.write_text('{"order')
     (old,) = landing.under(orders, [str(path)])
     execution = submission.submit(db, "orders", [old], request_key="k").execution

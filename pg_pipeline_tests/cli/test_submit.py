@@ -15,11 +15,11 @@ from pg_pipeline_tests.cli.conftest import Program
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(landed: Path) -> Path:
     for number in range(3):
-        (tmp_path / f"o{number}.json").write_text('{"order_id": 1}\n')
-    (tmp_path / "notes.txt").touch()
-    return tmp_path
+        (landed / f"o{number}.json").write_text('{"order_id": 1}\n')
+    (landed / "notes.txt").touch()
+    return landed
 
 
 def test_p7_asking_twice_is_asking_once(program: Program, asked: Any, folder: Path, db: Database) -> None:

@@ -441,6 +441,39 @@ GUARDS = (
         ("pg_pipeline/spark/files.py", "    if not is_inside(path, roots):\n", "    if False:\n"),
     ),
     _guard(
+        "the bound on what a file unpacks to",
+        _SECURITY + "test_readers.py::test_a_small_file_that_unpacks_without_end_is_set_aside[bomb.json.gz]",
+        ("pg_pipeline/spark/files.py", "        if self._read > self._limit:\n", "        if False:\n"),
+    ),
+    _guard(
+        "the bound on what a file's rows take",
+        _SECURITY + "test_readers.py::test_rows_that_take_more_than_their_file_are_counted_too",
+        (
+            "pg_pipeline/spark/arrow_reader.py",
+            "                if size > plan.max_file_bytes:\n",
+            "                if False:\n",
+        ),
+    ),
+    _guard(
+        "the expression that does not backtrack",
+        _SECURITY + "test_readers.py::test_content_made_to_hurt_is_judged_in_linear_time[blank.json-data5-bad_lines]",
+        ("pg_pipeline/spark/arrow_json.py", 'rb"(?:\\A|\\n)[ \\t\\r]*n"', 'rb"(?:\\A|\\n)[ \\t\\r\\n]*n"'),
+    ),
+    _guard(
+        "the verdict on numbers of a million digits",
+        _SECURITY + "test_readers.py::test_content_made_to_hurt_is_judged_in_linear_time[digits.json-data3-bad_lines]",
+        ("pg_pipeline/spark/arrow_json.py", "        if len(value) > 20:", "        if False:"),
+    ),
+    _guard(
+        "folders that are walked without recursion",
+        _SECURITY + "test_files.py::test_folders_deeper_than_python_recurses_are_listed",
+        (
+            "pg_pipeline/pipelines/landing.py",
+            "        waiting.extend(folder / name for name in reversed(folders))\n",
+            "        for name in folders:\n            yield from _below(folder / name)\n",
+        ),
+    ),
+    _guard(
         "what is not opened because it is no file",
         _SECURITY + "test_files.py::test_a_device_is_not_read_where_there_are_no_roots_either[arrow]",
         ("pg_pipeline/spark/roots.py", "    if not stat.S_ISREG(mode):\n", "    if stat.S_ISSOCK(mode):\n"),

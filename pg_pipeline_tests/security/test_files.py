@@ -180,6 +180,11 @@ def test_a_manifest_that_is_a_bomb_is_not_read(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "deep.manifest").write_text("[" * 200_000)
     (tmp_path / "nul.manifest").write_text('["a\\u0000.json"]')
     (tmp_path / "up.manifest").write_text("../../../../etc/hostname\n")
+    for number, odd in enumerate(
+        ('[{"path": 5}]', '[{"path": null}]', "[[]]", "[1e999]", '[{"size": 1}]', "[NaN]", "{}")
+    ):
+        (tmp_path / f"odd{number}.manifest").write_text(odd)
+    (tmp_path / "long.manifest").write_text("a.json\n" * (landing.MANIFEST_FILES + 1))
     with (tmp_path / "large.manifest").open("wb") as large:
         large.truncate(landing.MANIFEST_BYTES + 1)
     for place in tmp_path.iterdir():
@@ -188,6 +193,26 @@ def test_a_manifest_that_is_a_bomb_is_not_read(tmp_path: Path, caplog: pytest.Lo
     # What it names outside is handed on, for all to see, and set aside as `outside` by whoever would read it.
     assert [[file.path for file in one.files] for one in found] in ([], [["/etc/hostname"]])
     assert "large.manifest" in caplog.text
+    assert "long.manifest" in caplog.text
+
+
+def test_folders_deeper_than_python_recurses_are_listed(tmp_path: Path) -> None:
+    deepest = tmp_path
+    while len(str(deepest)) < 2500:
+        deepest /= "d"
+        deepest.mkdir()
+    (deepest / "a.json").write_bytes(ROW)
+    os.utime(deepest / "a.json", (time.time() - 60,) * 2)
+    mine = pipeline(landing=tmp_path, delivery="quiet:1s")
+    assert len(list(landing.under(mine, [str(tmp_path)]))) == 1
+    assert [len(one.files) for one in landing.page(mine).found] == [1]
+    (tmp_path / "_SUCCESS").touch()
+    os.utime(tmp_path / "_SUCCESS", (time.time() - 60,) * 2)
+    assert [len(one.files) for one in landing.page(pipeline(landing=tmp_path)).found] == [1]
+    (deepest / "a.json").unlink()
+    while deepest != tmp_path:  # what clears up after tests recurses
+        deepest.rmdir()
+        deepest = deepest.parent
 
 
 def test_hostile_files_end_in_the_ledger_as_they_are(conn: psycopg.Connection[Any], dsn: str) -> None:
