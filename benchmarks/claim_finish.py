@@ -98,7 +98,9 @@ def ours(dsn: str, n: int, done: Done) -> None:
             claimed = time.perf_counter()
             ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
             if claimed - beat > BEAT:
-                conn.execute("select pipeline.beat(%s, %s, %s)", (worker, ids, tokens))
+                (answer,) = conn.execute("select pipeline.beat(%s, %s, %s)", (worker, ids, tokens)).fetchone() or ({},)
+                if answer["bloated"]:
+                    conn.execute("select pipeline.compact()")
                 beat = claimed
             if rows:
                 results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)

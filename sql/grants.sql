@@ -38,11 +38,11 @@ begin
                                       'add_files', 'seal', 'submit', 'submission']),
       ('pipeline_worker',    array['register_worker', 'beat', 'stop_worker', 'claim', 'lock_leases', 'finish', 'finish_and_claim', 'fail',
                                       'release', 'note_output', 'batch_files', 'pin_schema', 'claim_outbox', 'settle_outbox',
-                                      'reap', 'expire_executions', 'orphaned_outputs', 'forget_output',
+                                      'reap', 'expire_executions', 'compact', 'orphaned_outputs', 'forget_output',
                                       'mark_reported', 'mark_summary_reported',
                                       'publish_parquet', 'parquet_columns']),
       ('pipeline_operator',  array['configure_queue', 'register_pipeline', 'pause', 'resume', 'cancel', 'rerun', 'replay',
-                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions',
+                                      'replay_many', 'discard', 'replay_outbox', 'reap', 'expire_executions', 'compact',
                                       'replace_file', 'prune_ledger', 'unpin_schema'])
     ) g(role_name, functions)
   loop

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -142,6 +143,9 @@ class Heartbeat:
         for kind, why in (("lost", "another worker took it over"), ("ended", "its execution ended")):
             for token in map(UUID, answer[kind]):
                 self._lose(token, why)
+        if answer["bloated"]:
+            with suppress(psycopg.Error):  # housekeeping: a connection that died of it is the next beat's trouble
+                self._conn.execute("select pipeline.compact()")
         return bool(answer["locked"])
 
     def _lose(self, token: UUID, why: str) -> None:

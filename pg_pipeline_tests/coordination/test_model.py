@@ -322,6 +322,14 @@ class Protocol(RuleBasedStateMachine):
         self.learn_tasks(execution)
 
     @rule()
+    def compact(self) -> None:
+        """The task table is written again; nothing that anybody can ask about changes."""
+        tables = ("task", "worker", "lane")
+        before = [self.db.rows(f"select to_jsonb(t) from pipeline.{name} t order by id") for name in tables]
+        self.db.value("select pipeline.compact(1)")
+        assert [self.db.rows(f"select to_jsonb(t) from pipeline.{name} t order by id") for name in tables] == before
+
+    @rule()
     def reap(self) -> None:
         reaper.reap(self.db)
         self.learn_letters(self.model.take_back())

@@ -36,6 +36,21 @@ _ONE_TRANSACTION = (
 
 GUARDS = (
     _guard(
+        "the lock before the snapshot, in what reads a table that is compacted",
+        _RACES + "test_compaction_races.py::test_whoever_meets_a_compaction_waits_and_finds_all_as_it_was",
+        ("sql/functions/audit.sql", "language sql volatile", "language sql stable"),
+    ),
+    _guard(
+        "the refusal of a snapshot from before a compaction",
+        _RACES + "test_compaction_races.py::test_a_snapshot_from_before_a_compaction_is_told_that_it_is_too_old",
+        (_SHARED, "and not pg_visible_in_snapshot(v_by, pg_current_snapshot())", "and false"),
+    ),
+    _guard(
+        "the timeout of a compaction that waits for the table",
+        _RACES + "test_compaction_races.py::test_p10_compaction_is_never_the_third_in_a_circle",
+        ("sql/functions/compact.sql", "set lock_timeout = '100ms'\n", ""),
+    ),
+    _guard(
         "the token in a finish",
         _RACES + "test_claim_races.py::test_p3_a_finish_that_waited_for_the_thief_is_told_that_it_lost",
         (_FINISH, "on t.id = g.task and t.token = g.token\n", "on t.id = g.task\n"),

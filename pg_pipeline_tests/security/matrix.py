@@ -31,11 +31,11 @@ DOORS: dict[str, set[str]] = {
         *("register_worker", "beat", "stop_worker", "claim", "lock_leases", "finish", "finish_and_claim", "fail"),
         *("release", "note_output", "batch_files", "pin_schema", "claim_outbox", "settle_outbox", "reap"),
         *("expire_executions", "orphaned_outputs", "forget_output", "mark_reported", "mark_summary_reported"),
-        *("publish_parquet", "parquet_columns"),
+        *("publish_parquet", "parquet_columns", "compact"),
     },
     "pipeline_operator": {
         *("configure_queue", "register_pipeline", "pause", "resume", "cancel", "rerun", "replay", "replay_many"),
-        *("discard", "replay_outbox", "reap", "expire_executions", "replace_file", "prune_ledger"),
+        *("discard", "replay_outbox", "reap", "expire_executions", "compact", "replace_file", "prune_ledger"),
         "unpin_schema",
     },
 }

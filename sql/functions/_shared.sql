@@ -164,3 +164,21 @@ begin
   return v_execution;
 end
 $$;
+
+-- Raises 40001 where this transaction's snapshot is older than a compaction: it shows the table empty, or as it never was.
+-- With READ COMMITTED each statement of a volatile function has its lock before its snapshot, and never meets that.
+create or replace function pipeline._of_now() returns void
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_by xid8 := (select last_value::text::xid8 from pipeline.compacted_by);
+begin
+  if current_setting('transaction_isolation') <> 'read committed'
+     and not pg_visible_in_snapshot(v_by, pg_current_snapshot()) and pg_xact_status(v_by) = 'committed' then
+    raise exception using errcode = '40001',
+      message = 'this transaction''s snapshot is older than the tables it asks about: they were compacted since',
+      hint = 'ask again in a new transaction, best in read committed';
+  end if;
+end
+$$;

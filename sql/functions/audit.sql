@@ -1,11 +1,13 @@
 -- Audit: violations of P1 to P5, from the tables alone, in one statement and so of one moment.
+-- Volatile, as all that reads a hot table: its snapshot must not be older than its locks (compact.sql).
 set local role pipeline_owner;
 
 create or replace function pipeline.audit(p_execution text default null)
 returns table (promise text, execution text, subject text, violation text)
-language sql stable security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
+  select pipeline._of_now();
   with x as (
     select e.*, e.state in ('open', 'sealed') as live from pipeline.execution e
     where p_execution is null or e.key = p_execution

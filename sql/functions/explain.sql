@@ -4,13 +4,14 @@ set local role pipeline_owner;
 -- What an execution waits for, who holds it, since when, and what to do: a line each.
 create or replace function pipeline.explain(p_execution text)
 returns table (what text, detail text, next_step text)
-language plpgsql stable security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   x       pipeline.execution := pipeline._execution(p_execution);
   v_live  boolean := x.state in ('open', 'sealed');
 begin
+  perform pipeline._of_now();
   return query select 'state', format('%s, generation %s: %s of %s batches settled%s', x.state, x.generation, x.settled, x.expected,
     coalesce(', ' || x.ended_reason, '')),
     case x.state when 'open' then 'add files, then seal it' when 'finished' then 'nothing to do' when 'sealed' then null

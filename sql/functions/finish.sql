@@ -21,6 +21,7 @@ create or replace function pipeline._past(p_token uuid) returns table (outcome t
 language sql volatile
 set search_path = pg_catalog, pg_temp
 begin atomic
+  select pipeline._of_now();  -- or a snapshot that shows no tasks would say of a living lease that it is lost
   update pipeline.attempt set outcome = 'fenced' where token = p_token and outcome = 'lost';
   select case a.outcome when 'fenced' then 'lost' else a.outcome end,
          coalesce(a.result, (select b.result from pipeline.batch b

@@ -11,6 +11,7 @@ declare
   v_n       bigint;
   v_workers uuid[];
 begin
+  perform pipeline._of_now();  -- what it doesn't see, it removes the traces of
   if not pg_try_advisory_xact_lock(hashtextextended('pipeline.reaper', 0)) then
     return null;
   end if;

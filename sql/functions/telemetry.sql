@@ -6,7 +6,7 @@ set local role pipeline_owner;
 -- (fenced), the execution had ended, or the finish itself failed, as when a sink can't publish.
 create or replace function pipeline.metrics(p_window interval default '5 min')
 returns table (name text, labels jsonb, value float8)
-language sql stable security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   with q as (select * from pipeline.queue_status),
@@ -70,7 +70,7 @@ end;
 -- anyway, so whoever restarts it costs nobody anything. After a restart of Postgres silence counts from that.
 create or replace function pipeline.worker_health(p_host text)
 returns table (worker uuid, name text, queue text, run_id text, started_at timestamptz, silent_seconds float8, limit_seconds float8)
-language sql stable security definer
+language sql volatile security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
   select distinct on (w.name) w.id, w.name, w.queue, w.run_id, w.started_at,

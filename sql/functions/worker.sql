@@ -33,7 +33,7 @@ drop function if exists pipeline.beat(uuid, bigint[], uuid[], uuid[], boolean);
 
 -- One beat: renews the worker row and reconciles. Waits for no task lock, so that a finish can't stall it.
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
--- the process did not know, "at", "locked"}. p_pending are claims whose answer is still on its way. p_listed_after
+-- the process did not know, "at", "locked", "bloated"}. p_pending are claims whose answer is still on its way. p_listed_after
 -- is the "at" of the beat before: what was claimed since may have come back after the process
 -- listed what it holds, so it is left to the next beat. It also moves the floors that keep claims quick.
 create or replace function pipeline.beat(
@@ -89,7 +89,8 @@ begin
   if v_lanes is not null then
     perform pipeline._move_floors(v_lanes);
   end if;
-  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at, 'locked', v_locked);
+  return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at, 'locked', v_locked,
+    'bloated', pipeline._bloated());
 end
 $$;
 
