@@ -136,6 +136,8 @@ def act(db: Database, verb: str, given: dict[str, Any]) -> Any:
         case "control":
             submission.configure_queue(db, "other", lease="7 s")
             submission.register_pipeline(db, "other", queue="other")
+            with a_worker(db) as worker:
+                assert worker.pin_schema("other", "{}") == "{}"
             executions.pause(db, "other", "test")
             return executions.resume(db, "other")
     raise AssertionError(verb)

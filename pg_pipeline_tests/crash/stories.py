@@ -20,18 +20,22 @@ from pg_pipeline_tests.helpers import PROJECT
 Given = dict[str, Any]
 ENTRIES = [{"key": key, "kind": "job"} for key in "abc"]
 # Called inside a transaction or on the heartbeat's connection, where named points stand around them.
-INSIDE = {"open_execution", "add_files", "lock_ledger", "lock_leases", "finish", "beat", "register_worker"}
-# They change nothing, and are volatile only because they look at the clock.
+INSIDE = {"open_execution", "add_files", "lock_ledger", "lock_leases", "finish", "beat", "register_worker", "compact"}
+# They change nothing, and are volatile only because they look at the clock, or at tables that are compacted.
 READS = {
+    "audit",
     "batch_places",
     "callback_holder",
     "dead_letter_news",
     "depth",
+    "explain",
+    "metrics",
     "quarantine_news",
     "run_lives",
     "unreported_batches",
     "unreported_summaries",
     "waiting_callbacks",
+    "worker_health",
 }
 CALLED = re.compile(r"pipeline\.(\w+)\(")
 
@@ -276,7 +280,7 @@ STORIES = (
     ),
     Story(
         "control",
-        around("configure_queue", "register_pipeline", "pause", "resume"),
+        around("configure_queue", "register_pipeline", "pin_schema", "pause", "resume"),
         ask_again=same("control"),
         check=controlled,
     ),
