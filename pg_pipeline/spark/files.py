@@ -34,6 +34,7 @@ Reason = Literal[
     "no_permission",
     "outside",
     "too_large",
+    "hidden",
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 

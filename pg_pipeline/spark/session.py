@@ -30,6 +30,8 @@ def spark_config(overrides: Mapping[str, object] | None = None, *, master: str =
         # Above this many paths Spark starts a job just to list them.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
         "spark.sql.files.openCostInBytes": "262144",
+        # The default looks for a checksum file beside each, by a name that a colon makes a URI.
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         # INT96, the older default, is not read alike by Arrow-side readers.

@@ -35,11 +35,12 @@ from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, Observation, SparkSession
     from pyspark.sql.types import DataType
 
 CORRUPT = "_corrupt_record"
 HASH, BAD, DRIFTED, RESCUED = "_path_hash", "_row_bad", "_row_drifted", "_row_rescued"
+_PATTERN = re.compile(r"[\[\]{}*?\\]")
 # Strict JSON, and CSV as RFC 4180 has it: what Arrow means by them. A recipe's own options come after.
 _JSON_OPTIONS = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "mode": "PERMISSIVE"}
 _CSV_OPTIONS = {
@@ -107,6 +108,7 @@ def still_there(files: Sequence[BatchFile], roots: Sequence[str] = ()) -> dict[i
 def _look_at(file: BatchFile, plan: ReadPlan) -> tuple[str, ...] | BadFile:
     try:
         check_inside(file.path, plan.roots)
+        check_shown(file.path)
         check_unchanged(file.path, file.version, file.size, reading=False)
         with verdicts():
             columns = _columns_of(file.path, plan)
@@ -115,6 +117,13 @@ def _look_at(file: BatchFile, plan: ReadPlan) -> tuple[str, ...] | BadFile:
             return columns
     except BadFile as verdict:
         return verdict
+
+
+def check_shown(path: str) -> None:
+    """Spark passes over such names without a word, as if the files were empty."""
+    name = path.rsplit("/", 1)[-1]
+    if name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_"):
+        raise BadFile("hidden", "Spark's reader does not read names that begin with . or _: use the arrow reader")
 
 
 def _columns_of(path: str, plan: ReadPlan) -> tuple[str, ...]:
@@ -211,20 +220,26 @@ class SparkRead:
         if not self.files:
             nothing = self.spark.createDataFrame([], self.recipe.read_struct())
             return self._flags(nothing.withColumn(HASH, f.lit(0).cast("long")).withColumn(BAD, f.lit(False)))
-        shapes: dict[tuple[str, ...], list[str]] = {}
+        shapes: dict[tuple[tuple[str, ...], str], list[str]] = {}
         for file in self.files:
-            shapes.setdefault(seen.columns.get(file.ordinal, ()), []).append(glob_escaped(file.path))
+            # Told to take paths as they are, Spark reads every path once for each that could be a pattern.
+            alone = file.path if _PATTERN.search(file.path) else ""
+            shapes.setdefault((seen.columns.get(file.ordinal, ()), alone), []).append(file.path)
         reads: dict[str, Callable[[list[str], tuple[str, ...]], DataFrame]] = {
             "json": self._json,
             "csv": self._csv,
             "parquet": self._parquet,
         }
         read = reads[self.recipe.format]
-        parts = [read(paths, shape) for shape, paths in shapes.items()]
+        parts = [read(paths, columns) for (columns, _), paths in shapes.items()]
         whole = parts[0]
         for part in parts[1:]:
             whole = whole.unionByName(part)
         return whole
+
+    def _reader(self, options: Mapping[str, str]) -> DataFrameReader:
+        # Spark takes paths for patterns. Escaping is no way out: Hadoop can't walk a pattern to a name with a colon.
+        return self.spark.read.options(**options).option("__globPaths__", "false")
 
     def _hash(self) -> Column:
         from pyspark.sql import functions as f
@@ -237,7 +252,7 @@ class SparkRead:
         schema = self.recipe.struct().add(CORRUPT, "string")
         options = {**_JSON_OPTIONS, **self.recipe.options, "columnNameOfCorruptRecord": CORRUPT}
         text = {name: value for name, value in self.recipe.options.items() if name in ("encoding", "lineSep")}
-        lines = self.spark.read.options(**text).text(paths).withColumn(HASH, self._hash())
+        lines = self._reader(text).text(paths).withColumn(HASH, self._hash())
         rows = lines.where(f.trim("value", f.lit(" \t\r")) != "").withColumn(
             "_row", f.from_json("value", schema, options)
         )
@@ -274,7 +289,7 @@ class SparkRead:
         # To rescue what does not fit its type, the text is needed beside the value.
         fields = [StructField(name, StringType() if rescue else types[name]) for name in header]
         schema = StructType([*fields, StructField(CORRUPT, StringType())])
-        rows = self.spark.read.schema(schema).options(**options).csv(paths).withColumn(HASH, self._hash())
+        rows = self._reader(options).schema(schema).csv(paths).withColumn(HASH, self._hash())
         # A text of another type is seen only in columns that are used, so this uses all of them (and is 0).
         used = f.pmod(f.xxhash64(*map(_quoted, header)), f.lit(1))
         bad = f.when(f.col(CORRUPT).isNotNull(), f.lit(1)).otherwise(used) == 1
@@ -295,7 +310,7 @@ class SparkRead:
     def _parquet(self, paths: list[str], extra: tuple[str, ...]) -> DataFrame:
         from pyspark.sql import functions as f
 
-        reader = self.spark.read.options(**self.recipe.options)
+        reader = self._reader(self.recipe.options)
         if self.recipe.drift != "rescue":
             rows = reader.schema(self.recipe.struct()).parquet(*paths)
             return self._flags(rows.withColumn(HASH, self._hash()).withColumn(BAD, f.lit(False)))
@@ -351,11 +366,6 @@ def verdict(file: BatchFile, tally: Tally, recipe: Recipe) -> FileReport:
 def stops_early(out: DataFrame) -> bool:
     """Whether a limit may leave rows unread, and so uncounted."""
     return bool(re.search(r"\b(Global|Local)?Limit\b|\bTail\b", str(out._jdf.queryExecution().analyzed().toString())))
-
-
-def glob_escaped(path: str) -> str:
-    """Spark takes paths for patterns."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
 def _hashes(spark: SparkSession, files: Sequence[BatchFile]) -> tuple[dict[int, str], str]:

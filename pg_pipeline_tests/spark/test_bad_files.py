@@ -230,4 +230,4 @@ def test_the_table_knows_every_reason() -> None:
     from pg_pipeline.spark.files import REASONS
 
     shown = {reason for kinds, _ in FORMATS.values() for _, _, reason in kinds}
-    assert set(REASONS) - shown == {"missing", "vanished", "changed", "no_permission", "outside", "too_large"}
+    assert set(REASONS) - shown == {"missing", "vanished", "changed", "no_permission", "outside", "too_large", "hidden"}
