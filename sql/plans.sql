@@ -31,7 +31,8 @@ begin
   end loop;
   -- A scrape counts the attempts of minutes, of a history of weeks.
   alter function pipeline.metrics set enable_seqscan = off set jit = off;
-  -- Twenty thousand files against tens of millions: the ledger is asked by key, never read.
-  alter function pipeline.add_files set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off;
+  -- Ten thousand files against tens of millions: the ledger is asked by key, never read.
+  alter function pipeline._take set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_mergejoin = off set enable_hashjoin = off set jit = off;
 end
 $$;

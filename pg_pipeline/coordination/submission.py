@@ -16,7 +16,7 @@ from pg_pipeline.coordination import failpoints
 from pg_pipeline.coordination.database import Connection, Database, dumps
 from pg_pipeline.coordination.types import JSON, FileVersion
 
-CHUNK = 20_000
+CHUNK = 10_000
 Files = Iterable[FileVersion] | Callable[[], Iterable[FileVersion]]
 
 

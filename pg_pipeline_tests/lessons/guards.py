@@ -298,7 +298,7 @@ GUARDS = (
     ),
     _guard(
         "the ledger's key order",
-        _RACES + "test_submit_races.py::test_p2_overlapping_submits_in_opposite_order_don_t_deadlock_and_share_nothing",
+        _RACES + "test_submit_races.py::test_p2_files_go_in_in_the_order_of_their_keys",
         (_SUBMIT, "path, version from cut order by key\n", "path, version from cut order by n\n"),
     ),
     _guard(

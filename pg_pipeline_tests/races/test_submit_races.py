@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from pg_pipeline.coordination import executions, submission
@@ -70,6 +71,35 @@ def test_p7_one_key_with_two_contents_is_one_execution_and_a_conflict(db: Databa
         assert sum(places(db, won.execution).values()) == won.taken
 
 
+def test_p2_a_submit_that_waited_for_another_leaves_its_files_out_and_says_whose_they_are(
+    db: Database, session: Open
+) -> None:
+    one, two = session(), session()
+    one.begin()
+    first = one.value(SUBMIT, asked("a", files(3)))
+    second = two.start(two.value, SUBMIT, asked("b", files(5)))
+    two.seen_waiting(second)
+    one.commit()
+    answer = second.result(10)
+    assert (answer["taken"], answer["left_out"]) == (2, {"known": 3})
+    assert {example["execution"] for example in answer["left_out_examples"]} == {first["execution"]}
+
+
+def test_a_submit_with_an_old_snapshot_is_refused_and_does_not_look_for_ever(db: Database, session: Open) -> None:
+    opened = submission.submit(db, "orders", files(1, "first"), request_key="b", seal=False).execution
+    one, two = session(), session()
+    one.begin()
+    one.value(SUBMIT, asked("a", files(3)))
+    two.rows("begin isolation level repeatable read")
+    (file, *_) = files(3)
+    add = "select pipeline.add_files(%s, %s, %s, %s)"
+    second = two.start(two.value, add, (opened, [file.path], [file.version], [file.size]))
+    two.seen_waiting(second)
+    one.commit()
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        second.result(10)
+
+
 def test_p2_overlapping_submits_in_opposite_order_don_t_deadlock_and_share_nothing(db: Database) -> None:
     for number in range(ROUNDS):
         wanted = files(200, f"r{number}")
@@ -82,6 +112,22 @@ def test_p2_overlapping_submits_in_opposite_order_don_t_deadlock_and_share_nothi
         assert sum(a.taken for a in answers) == 200
         assert all(a.taken + sum(a.left_out.values()) in (100, 200) for a in answers)
     assert set(owners(db).values()) == {1}
+
+
+def test_p2_files_go_in_in_the_order_of_their_keys(db: Database, session: Open) -> None:
+    first, middle, last = sorted(
+        files(3), key=lambda f: db.value("select pipeline.file_key('orders', %s, %s)", (f.path, f.version))
+    )
+    submission.submit(db, "orders", files(1, "before"), request_key="before")  # the lane is there
+    one, two, three = session(), session(), session()
+    one.begin()
+    one.value(SUBMIT, asked("a", [middle]))
+    second = two.start(two.value, SUBMIT, asked("b", [last, middle, first]))
+    two.seen_waiting(second)
+    three.rows("set lock_timeout = '2 s'")
+    assert three.value(SUBMIT, asked("c", [last]))["taken"] == 1  # `two` has not come that far
+    one.commit()
+    assert second.result(10)["taken"] == 1
 
 
 def test_p2_chunked_submits_against_small_ones(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

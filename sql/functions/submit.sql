@@ -133,12 +133,12 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_execution pipeline.execution;
-  v_pipeline  pipeline.pipeline;
-  v_first     int;
-  v_answer    jsonb;
-  v_retaken   jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
-  v_keys      uuid[] := '{}';
+  v_execution  pipeline.execution;
+  v_pipeline   pipeline.pipeline;
+  v_answer     jsonb;
+  v_retaken    jsonb := '{"taken": 0, "bytes": 0, "batches": 0}';
+  v_keys       uuid[] := '{}';
+  v_constraint text;
 begin
   if cardinality(p_paths) is distinct from cardinality(p_versions)
      or cardinality(p_paths) is distinct from cardinality(p_sizes) then
@@ -163,62 +163,19 @@ begin
   if p_released then
     select r.answer, r.keys into v_retaken, v_keys from pipeline._retake(v_execution, v_pipeline, p_paths, p_versions) r;
   end if;
-  select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = v_execution.id;
-
-  with asked as materialized (
-    select pipeline.file_key(v_execution.pipeline, f.path, f.version) as key, f.*
-    from unnest(p_paths, p_versions, p_sizes, p_modified) with ordinality f(path, version, size, modified, n)
-  ),
-  judged as materialized (
-    select a.*, k.execution_id as owner,
-      case
-        when row_number() over (partition by a.key order by a.n) > 1 then 'repeated'
-        when a.key = any (v_keys) then 'retaken'
-        when k.state = 'released' then 'released'
-        when k.key is not null then 'known'
-        when a.modified < v_pipeline.horizon then 'too_old'
-        else 'take'
-      end as verdict
-    from asked a left join pipeline.file k on k.key = a.key
-  ),
-  cut as (
-    select j.*, pipeline._cut(j.size, v_pipeline.batch_files::bigint, v_pipeline.batch_bytes)
-                over (order by j.n rows between unbounded preceding and current row) as c
-    from judged j where verdict = 'take'
-  ),
-  taken as (
-    insert into pipeline.file as f (key, execution_id, batch, ordinal, size, modified_at, path, version)
-    select key, v_execution.id, v_first + c[1], c[2] - 1, size, modified, path, version from cut order by key
-    on conflict do nothing  -- a racing submission took it and has committed
-    returning f.key, f.batch, f.size
-  ),
-  made as (
-    insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
-    select v_execution.id, t.batch, v_execution.generation, 'waiting', count(*), sum(t.size)
-    from taken t group by t.batch order by t.batch
-    returning b.number
-  ),
-  enqueued as (
-    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
-    select l.id, v_execution.id, v_execution.generation, m.number, q.max_attempts, l.ready_at
-    from made m cross join pipeline._batch_lane(v_execution, v_pipeline.queue) l
-    cross join pipeline.queue q where q.name = v_pipeline.queue
-    order by m.number
-    returning 1
-  ),
-  left_out as materialized (
-    select j.n, j.path, j.owner, case j.verdict when 'take' then 'known' else j.verdict end as verdict
-    from judged j where verdict <> 'retaken' and (verdict <> 'take' or key not in (select key from taken))
-  )
-  select jsonb_build_object(
-    'taken', (select count(*) from taken),
-    'bytes', (select coalesce(sum(size), 0) from taken),
-    'batches', (select count(*) from enqueued),
-    'left_out', (select coalesce(jsonb_object_agg(verdict, c), '{}') from (select verdict, count(*) as c from left_out group by verdict) v),
-    'left_out_examples', (
-      select coalesce(jsonb_agg(jsonb_build_object('path', l.path, 'why', l.verdict, 'execution', x.key) order by l.n), '[]')
-      from (select * from left_out order by n limit 20) l left join pipeline.execution x on x.id = l.owner)
-  ) into v_answer;
+  -- `on conflict do nothing` would cost every file a second look into each index and a third record in the WAL.
+  -- What a racing submission took and has committed is known at the second look, and nobody takes it back.
+  loop
+    begin
+      v_answer := pipeline._take(v_execution, v_pipeline, p_paths, p_versions, p_sizes, p_modified, v_keys);
+      exit;
+    exception when unique_violation then
+      get stacked diagnostics v_constraint = constraint_name;
+      if v_constraint <> 'file_pkey' or current_setting('transaction_isolation') <> 'read committed' then
+        raise;  -- an old snapshot would look for ever
+      end if;
+    end;
+  end loop;
 
   v_answer := v_answer || (select jsonb_object_agg(k, (v_answer->>k)::bigint + (v_retaken->>k)::bigint)
                            from unnest(array['taken', 'bytes', 'batches']) k);
@@ -228,6 +185,75 @@ begin
   where id = v_execution.id;
   perform pipeline._wake(v_pipeline.queue);
   return v_answer || jsonb_build_object('execution', p_execution);
+end
+$$;
+
+-- Takes the files that nobody has, and says what was left out and why. A unique violation when another
+-- submission takes one of them at the same moment. Caller: holds the execution's lock.
+create or replace function pipeline._take(
+  p_execution pipeline.execution, p_pipeline pipeline.pipeline,
+  p_paths text[], p_versions text[], p_sizes bigint[], p_modified timestamptz[], p_retaken uuid[]
+) returns jsonb
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_first  int;
+  v_answer jsonb;
+begin
+  select coalesce(max(number) + 1, 0) into v_first from pipeline.batch where execution_id = p_execution.id;
+  with asked as materialized (  -- sorted, the ledger's index is walked and not jumped about in
+    select pipeline.file_key(p_execution.pipeline, f.path, f.version) as key, f.*
+    from unnest(p_paths, p_versions, p_sizes, p_modified) with ordinality f(path, version, size, modified, n)
+    order by key, n
+  ),
+  judged as materialized (
+    select a.*, k.execution_id as owner,
+      case
+        when row_number() over (partition by a.key order by a.n) > 1 then 'repeated'
+        when a.key = any (p_retaken) then 'retaken'
+        when k.state = 'released' then 'released'
+        when k.key is not null then 'known'
+        when a.modified < p_pipeline.horizon then 'too_old'
+        else 'take'
+      end as verdict
+    from asked a left join pipeline.file k on k.key = a.key
+  ),
+  cut as materialized (
+    select j.*, pipeline._cut(j.size, p_pipeline.batch_files::bigint, p_pipeline.batch_bytes)
+                over (order by j.n rows between unbounded preceding and current row) as c
+    from judged j where verdict = 'take'
+  ),
+  taken as (
+    insert into pipeline.file (key, execution_id, batch, ordinal, size, modified_at, path, version)
+    select key, p_execution.id, v_first + c[1], c[2] - 1, size, modified, path, version from cut order by key
+  ),
+  made as (
+    insert into pipeline.batch as b (execution_id, number, generation, state, files, bytes)
+    select p_execution.id, v_first + c[1], p_execution.generation, 'waiting', count(*), sum(size)
+    from cut group by c[1] order by c[1]
+    returning b.number, b.files, b.bytes
+  ),
+  enqueued as (
+    insert into pipeline.task (lane_id, execution_id, generation, batch, max_attempts, ready_at)
+    select l.id, p_execution.id, p_execution.generation, m.number, q.max_attempts, l.ready_at
+    from made m cross join pipeline._batch_lane(p_execution, p_pipeline.queue) l
+    cross join pipeline.queue q where q.name = p_pipeline.queue
+    order by m.number
+  ),
+  left_out as materialized (
+    select j.n, j.path, j.owner, j.verdict from judged j where verdict not in ('take', 'retaken')
+  )
+  select jsonb_build_object(
+    'taken', (select coalesce(sum(files), 0) from made),
+    'bytes', (select coalesce(sum(bytes), 0) from made),
+    'batches', (select count(*) from made),
+    'left_out', (select coalesce(jsonb_object_agg(verdict, c), '{}') from (select verdict, count(*) as c from left_out group by verdict) v),
+    'left_out_examples', (
+      select coalesce(jsonb_agg(jsonb_build_object('path', l.path, 'why', l.verdict, 'execution', x.key) order by l.n), '[]')
+      from (select * from left_out order by n limit 20) l left join pipeline.execution x on x.id = l.owner)
+  ) into v_answer;
+  return v_answer;
 end
 $$;
 
