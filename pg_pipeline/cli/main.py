@@ -61,6 +61,7 @@ app = typer.Typer(
     help="Every landed file processed exactly once, with Postgres, Dagster and Spark.",
     cls=Commands,
     no_args_is_help=True,
+    context_settings={"max_content_width": 120},  # or a list of commands cuts what each does
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

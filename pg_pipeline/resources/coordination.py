@@ -21,7 +21,10 @@ _guard = threading.Lock()
 class CoordinationResource(dg.ConfigurableResource[Any]):
     """Connections to the coordination database. What is not set here comes from `PG_PIPELINE_*` variables."""
 
-    dsn: str | None = Field(default=None, description="Your own Postgres; the embedded one is started without it.")
+    dsn: str | None = Field(
+        default=None,
+        description="Your own Postgres; the embedded one is started without it. With a password in it: a dg.EnvVar.",
+    )
     state_dir: str | None = Field(default=None, description="Where the embedded Postgres lives.")
     heartbeat_interval: float | None = Field(default=None, description="Seconds between two heartbeats of a worker.")
     pooled: bool | None = Field(default=None, description="The DSN leads through a transaction pooler.")

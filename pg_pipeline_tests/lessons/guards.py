@@ -437,6 +437,20 @@ GUARDS = (
         (_PYTHON + "webhook.py", 'os.environ.get("REQUESTS_CA_BUNDLE") or True', "False"),
     ),
     _guard(
+        "the address that an error does not name",
+        _SECURITY + "test_secrets.py::test_no_secret_is_in_what_a_run_leaves_behind",
+        (_PYTHON + "webhook.py", "        return _said(error)\n", '        return f"{url}: {error}"\n'),
+    ),
+    _guard(
+        "the password that is named and not written",
+        _SECURITY + "test_secrets.py::test_no_secret_is_in_what_a_run_leaves_behind",
+        (
+            "pg_pipeline/resources/instance.py",
+            '{"env": PASSWORD} if parts.get("password") else ""',
+            'parts.get("password", "") or PASSWORD[:0]',
+        ),
+    ),
+    _guard(
         "the links that landing does not follow",
         _SECURITY + "test_files.py::test_a_landing_folder_full_of_traps_is_listed_once_and_soon",
         (

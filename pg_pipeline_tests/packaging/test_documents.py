@@ -23,6 +23,31 @@ def test_every_dependency_has_its_reason() -> None:
     assert [name for name, _ in reasons] == required
 
 
+def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
+    """Tomorrow's release of somebody else's package is not code that we looked at."""
+    setup = ConfigParser()
+    setup.read(PROJECT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    lines = [line for text in (setup["options"]["install_requires"], *extras.values()) for line in text.split("\n")]
+    bounds = re.compile(r"[A-Za-z0-9-]+(\[[a-z,]+\])? (>=[0-9.]+,<[0-9.]+|==[0-9.]+)")
+    assert [line for line in lines if line and line != "pg-pipeline[docs]" and not bounds.fullmatch(line)] == []
+    build = re.findall(r"^requires = \[(.*)\]", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert all("<" in one for one in build)
+
+
+def test_nothing_in_the_code_fetches_code() -> None:
+    """No package, jar, script, style or font comes from the network at run time; only webhooks leave the machine."""
+    fetches = re.compile(
+        r"urllib\.request|urlopen|http\.client|ftplib|jars\.packages|jars\.repositories|--packages|ivy\b"
+        r"|\bcurl |\bwget |\bpip[\"', ]+install|https?://(?!127\.0\.0\.1|localhost|\{)[a-z0-9]"
+    )
+    shown = {"doctor.py": "pip install"}  # what a person may type
+    for path in sorted(PROJECT.glob("pg_pipeline/**/*")):
+        if path.suffix in (".py", ".html", ".properties"):
+            for found in fetches.finditer(path.read_text()):
+                assert found[0] == shown.get(path.name), f"{path.relative_to(PROJECT)}: {found[0]}"
+
+
 def test_no_file_names_a_package_registry() -> None:
     """Whoever builds it brings their own; a host in a file would bind everyone to ours."""
     hosts = re.compile(r"pypi\.org|pythonhosted|--(extra-)?index-url|find-links|maven\.org")

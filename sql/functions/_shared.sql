@@ -158,7 +158,7 @@ begin
   if not found then
     raise exception using errcode = 'PP003',
       message = format('execution %s not found', p_key),
-      hint = 'list them with: select key from pipeline.execution order by id desc limit 20';
+      hint = 'list them with pg-pipeline executions';
   end if;
   return v_execution;
 end
