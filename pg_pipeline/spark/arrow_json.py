@@ -19,7 +19,9 @@ CHUNK = 8 << 20
 BLANK = b" \t\r"
 BOM = b"\xef\xbb\xbf"
 # pyarrow crashes the process (a segmentation fault) on a block that begins with a bare null.
-_BARE_NULL = re.compile(rb"(?:\A|\n)[ \t\r]*n")
+_FIRST_NULL = re.compile(rb"[ \t\r]*n")
+# A pattern that begins with a letter of its own is searched twenty times as fast as one with a choice.
+_BARE_NULL = re.compile(rb"\n[ \t\r]*n")
 # pyarrow also takes these for numbers, and bytes that are not UTF-8 for text.
 _NOT_NUMBERS = re.compile(rb"[:,\[]\s*-?(?:NaN|Inf)")
 _INTEGER = re.compile(r"-?\d+\Z")
@@ -91,7 +93,9 @@ class _JsonReader:
 
     def _fast(self, chunk: bytes, lines: int) -> Piece | None:
         """The whole chunk at once, or None when a line of it needs a look of its own."""
-        if BOM in chunk or _BARE_NULL.search(chunk) or _NOT_NUMBERS.search(chunk) or not _is_utf8(chunk):
+        if BOM in chunk or _FIRST_NULL.match(chunk) or _BARE_NULL.search(chunk) or not _is_utf8(chunk):
+            return None
+        if (b"NaN" in chunk or b"Inf" in chunk) and _NOT_NUMBERS.search(chunk):
             return None
         try:
             table = pj.read_json(
