@@ -11,6 +11,7 @@ from pg_pipeline.assets.report import report_link
 from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.coordination.submission import Submission
 from pg_pipeline.coordination.types import FileVersion
+from pg_pipeline.errors import InvalidInput, SubmissionConflict
 from pg_pipeline.pipelines import landing
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
@@ -44,10 +45,13 @@ def enqueued_asset(pipeline: FilePipeline) -> dg.AssetsDefinition:
         submission.register_pipeline(db, pipeline.name, **pipeline.registration)
         run = context.run
         root = config.request_key or f"run:{run.root_run_id or run.run_id}"
-        if config.paths:
-            made = [_submit(coordination, pipeline, config, root)]
-        else:
-            made = list(_submit_landed(coordination, pipeline, config, again=run.root_run_id is not None))
+        try:
+            if config.paths:
+                made = [_submit(coordination, pipeline, config, root)]
+            else:
+                made = list(_submit_landed(coordination, pipeline, config, again=run.root_run_id is not None))
+        except (InvalidInput, SubmissionConflict) as error:
+            raise dg.Failure(str(error), allow_retries=False) from None  # a sentence, and no stack around it
         keys = Registrar(context.instance, db)
         for one in made:
             found = partitions.execution(db, one.execution) if one.batches else None

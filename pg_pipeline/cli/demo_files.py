@@ -22,7 +22,7 @@ class Planted:
     rows: int
 
 
-def plant(folder: Path, *, files: int = 300, rows: int = 400, seed: int = 7) -> Planted:
+def plant(folder: Path, *, files: int = 300, rows: int = 400, seed: int = 7, closed: bool = True) -> Planted:
     chance = random.Random(seed)  # noqa: S311 - the same delivery every time
     folder.mkdir(parents=True, exist_ok=True)
     broken = dict.fromkeys(chance.sample(range(files), 8))
@@ -41,7 +41,8 @@ def plant(folder: Path, *, files: int = 300, rows: int = 400, seed: int = 7) -> 
             continue
         path.write_bytes(gzip.compress(text, 1) if zipped else text)
         expected += sum(line["amount"] > 0 for line in lines)
-    (folder / "_SUCCESS").touch()
+    if closed:
+        (folder / "_SUCCESS").touch()
     return Planted(folder, files, len(broken), expected)
 
 

@@ -218,6 +218,19 @@ def test_a_retried_enqueue_gets_the_same_execution(bench: PipelineBench, orders:
     assert len(executions.listed(bench.db)) == 1
 
 
+def test_what_is_refused_fails_the_run_in_one_sentence(bench: PipelineBench, orders: FilePipeline) -> None:
+    """A folder outside the roots; the same key for other files."""
+    day1, day2 = (bench.plant(day, files_of_orders(1)) for day in ("day1", "day2"))
+    bench.enqueue(orders, day1, request_key="k")
+    for config, said in (({"paths": ["/etc"]}, "outside"), ({"paths": [str(day2)], "request_key": "k"}, "request key k")):
+        failed = bench.materialize(orders, "enqueued", config=config, raise_on_error=False)
+        event = next(e for e in failed.all_node_events if e.event_type_value == "STEP_FAILURE")
+        data = event.step_failure_data
+        assert data.user_failure_data is not None
+        assert said in (data.user_failure_data.description or "")
+    assert len(executions.listed(bench.db)) == 1
+
+
 def test_asking_again_for_what_ended_long_ago_brings_no_removed_key_back(
     bench: PipelineBench, orders: FilePipeline
 ) -> None:

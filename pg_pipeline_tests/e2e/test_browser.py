@@ -69,10 +69,8 @@ def launch(page: Page, folder: Path) -> None:
     picture(page, "3-run")
 
 
-def test_a_person_launches_a_materialisation_and_sees_batches_turn_green(
-    up: Up, browser: BrowserContext, tmp_path: Path
-) -> None:
-    planted = plant(tmp_path / "sent", files=40, rows=20)
+def test_a_person_launches_a_materialisation_and_sees_batches_turn_green(up: Up, browser: BrowserContext) -> None:
+    planted = plant(up.folder / "data" / "orders" / "sent", files=40, rows=20, closed=False)  # named by hand
     graph, page = browser.new_page(), browser.new_page()
     graph.goto(up.address + GROUP)
     expect(graph.locator("svg").get_by_text("0 partitions")).to_have_count(2)  # of batches and of summary
