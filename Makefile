@@ -89,6 +89,7 @@ $(BENCH)/.ready: pyproject.toml setup.cfg
 	@touch $@
 
 bench: $(BENCH)/.ready
+	@.ci/system-packages libpostgresql-jdbc-java
 	@$(BENCH)/bin/python -m benchmarks $(if $(GOAL),--goal $(GOAL)) $(if $(SEED),--seed $(SEED))
 
 bench-quick: $(BENCH)/.ready

@@ -222,7 +222,8 @@ def test_what_is_refused_fails_the_run_in_one_sentence(bench: PipelineBench, ord
     """A folder outside the roots; the same key for other files."""
     day1, day2 = (bench.plant(day, files_of_orders(1)) for day in ("day1", "day2"))
     bench.enqueue(orders, day1, request_key="k")
-    for config, said in (({"paths": ["/etc"]}, "outside"), ({"paths": [str(day2)], "request_key": "k"}, "request key k")):
+    other = {"paths": [str(day2)], "request_key": "k"}
+    for config, said in (({"paths": ["/etc"]}, "outside"), (other, "request key k")):
         failed = bench.materialize(orders, "enqueued", config=config, raise_on_error=False)
         event = next(e for e in failed.all_node_events if e.event_type_value == "STEP_FAILURE")
         data = event.step_failure_data
