@@ -47,6 +47,9 @@ def test_a_dead_letter_and_a_quarantined_file_are_observed_once_and_told(
     assert seen[f"{execution}~00000"]["error"].value == "the disk is full"
     assert seen[f"{execution}~00001"]["quarantined"].value == 1
     assert [news["what"] for news in told] == ["dead letter", "quarantine"]
+    repeated = bench.tick("bench_dead_letters")  # by a daemon that was killed before it kept the cursor
+    assert [(e.partition, e.metadata) for e in repeated.asset_events] == list(seen.items())
+    assert repeated.cursor == answer.cursor
     again = bench.tick("bench_dead_letters", cursor=answer.cursor, alert=told.append)
     assert not again.asset_events
     assert len(told) == 2

@@ -165,6 +165,8 @@ def test_a_callback_that_nobody_runs_is_launched_again_after_each_crash(bench: P
     (first,) = tick("orders_callbacks").run_requests
     assert first.partition_key == execution
     assert first.run_key == f"{execution}:1:0"
+    (repeated,) = tick("orders_callbacks").run_requests
+    assert repeated.run_key == first.run_key, "a tick that is repeated is dropped by its key"
     bench.crash(execution, kind="callback")
     (second,) = tick("orders_callbacks").run_requests
     assert second.run_key == f"{execution}:1:1"
