@@ -17,6 +17,8 @@ from pg_pipeline.coordination.types import JSON, BatchFile, BatchResult
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost
 from pg_pipeline.spark.batches import batches_at_once, pool_of
+from pg_pipeline.spark.errors import SparkDied
+from pg_pipeline.spark.executors import why_ended
 from pg_pipeline.spark.infer import infer_schema
 from pg_pipeline.spark.process import Processed, cancel, process_batch
 from pg_pipeline.spark.progress import Progress
@@ -80,6 +82,15 @@ class Bench:
         if self._waits():
             self.spark()
 
+    def check(self) -> None:
+        """Nothing more is claimed once the session has ended."""
+        if self._spark is not None and (why := why_ended(self._spark)):
+            self.worker.abandon()
+            raise SparkDied(
+                f"Spark ended under this worker ({why}): it takes nothing more, and what it held is taken over. If it "
+                "was out of memory, raise spark.driver.memory or make batches smaller."
+            )
+
     def slots(self) -> int:
         """How many batches at once suit this machine."""
         return batches_at_once(self._spark)
@@ -114,6 +125,7 @@ class Bench:
         except LeaseLost as error:
             return Outcome(lease, "lost", str(error))
         except Exception as error:  # noqa: BLE001 - a batch's own trouble must not end the worker of the others
+            self.check()
             return self._failed(lease, error, finishing)
         finally:
             progress = self._under_way.pop(lease, None)
@@ -196,6 +208,7 @@ def drain(
     def run(slot: int) -> None:
         try:
             while not stop.is_set() and (until is None or time.monotonic() < until):
+                bench.check()
                 leases = ask(bench.worker)
                 if leases:
                     idle_since.pop(slot, None)

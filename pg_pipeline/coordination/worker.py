@@ -46,6 +46,7 @@ class Worker:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._db = db
         self._last_tenant = ""
+        self._abandoned = False
         declared = (self.id, queue, self.name, _list(pipelines), _list(kinds), run_id, not pooled)
 
         def register(conn: Connection) -> None:
@@ -74,8 +75,16 @@ class Worker:
     def stop(self) -> None:
         """Hand back what is held and end; a failure here costs the lease time, nothing else."""
         self._heartbeat.stop()
+        if self._abandoned:
+            return
         with suppress(psycopg.Error, PgPipelineError):
             self._db.rows("select pipeline.stop_worker(%s)", (self.id,))
+
+    def abandon(self) -> None:
+        """From here on as if the process were dead, since what does its work is: nothing is handed back, so what it
+        holds is lost after the grace, suspect, and then runs alone."""
+        self._abandoned = True
+        self._heartbeat.stop()
 
     @property
     def held(self) -> list[Lease]:

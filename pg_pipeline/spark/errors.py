@@ -47,3 +47,11 @@ class RecipeError(SparkError):
     """A recipe asks for something that does not exist or does not fit together."""
 
     retryable = False
+
+
+class ClusterNotReady(SparkError):
+    """The cluster gives no executors, or they lack what tasks need."""
+
+
+class SparkDied(SparkError):
+    """The session ended under its worker, which is over with it: another takes its batches, as after a crash."""

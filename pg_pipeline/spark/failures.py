@@ -8,6 +8,7 @@ import traceback
 from pyspark.errors import PySparkException, PythonException
 
 from pg_pipeline.spark.errors import BatchCancelled, TransformFailed
+from pg_pipeline.spark.executors import what_executors_lack
 
 _FRAME = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
 _OURS = re.compile(r"pg_pipeline/(spark|sinks)/")
@@ -36,8 +37,10 @@ def from_running(error: Exception, where: str) -> Exception:
         or "[SPARK_JOB_CANCELLED]" in text
     ):
         return BatchCancelled(f"The Spark jobs of {where} were cancelled.")
+    frames = [path for path in _FRAME.findall(text) if not _PYSPARK.search(path)]
+    if not frames and (lack := what_executors_lack(text)):
+        return lack
     if isinstance(error, PythonException):
-        frames = [path for path in _FRAME.findall(text) if not _PYSPARK.search(path)]
         if frames and not _OURS.search(frames[-1]) and not any(_OURS.search(path) for path in frames):
             return TransformFailed(f"{_worker_trace(text)}\n\nA function in the transform of {where} raised this.")
         return error

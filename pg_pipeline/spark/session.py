@@ -21,6 +21,7 @@ def spark_config(overrides: Mapping[str, object] | None = None, *, master: str =
     """The session's settings, flat, as dagster-pyspark's `spark_config` takes them; `overrides` win."""
     given = {key: _text(value) for key, value in (overrides or {}).items()}
     master = given.get("spark.master", master)
+    local = master.startswith("local")
     config = {
         "spark.app.name": "pg_pipeline",
         "spark.master": master,
@@ -45,26 +46,36 @@ def spark_config(overrides: Mapping[str, object] | None = None, *, master: str =
         "spark.ui.retainedStages": "200",
         "spark.ui.retainedTasks": "2000",
         "spark.sql.ui.retainedExecutions": "50",
-        "spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        # Executors of a cluster may have theirs elsewhere; tasks of a local session run what runs here.
+        "spark.pyspark.python": sys.executable if local else os.environ.get("PYSPARK_PYTHON", sys.executable),
         "spark.pyspark.driver.python": sys.executable,
-        "spark.driver.extraJavaOptions": shlex.join([f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"]),
+        # A driver that ran out of memory ends: half alive, it would fail batch after batch.
+        "spark.driver.extraJavaOptions": shlex.join(
+            [f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", "-XX:+ExitOnOutOfMemoryError"]
+        ),
     }
-    if master.startswith("local"):
+    if local:
         config["spark.driver.host"] = config["spark.driver.bindAddress"] = "127.0.0.1"
     config.update(given)
     return config
 
 
 def session(overrides: Mapping[str, object] | None = None, *, master: str = "local[*]") -> SparkSession:
-    """This process's session; a second call returns the same one."""
+    """This process's session; a second call returns the same one. On a cluster, its executors are looked at first."""
     from pyspark.sql import SparkSession
 
+    from pg_pipeline.spark.executors import check_executors
+
     quiet()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    config = spark_config(overrides, master=master)
+    os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]  # PySpark itself does not read the setting
     builder = SparkSession.builder
-    for key, value in spark_config(overrides, master=master).items():
+    for key, value in config.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    if not config["spark.master"].startswith("local"):
+        check_executors(made)
+    return made
 
 
 def quiet() -> None:
