@@ -61,7 +61,8 @@ pictures: $(READY)
 $(CLASSES): $(READY)
 	@$(BIN)/python -m pg_pipeline_tests.quick_java
 
-test: lint $(CLASSES)
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 lint $(CLASSES)
 	@$(PYTEST) -n $(JOBS) --dist loadgroup -m "not system and not long"
 
 test-system: $(READY)

@@ -13,7 +13,7 @@ from pg_pipeline.spark.process import process_batch
 from pg_pipeline.spark.recipe import Recipe
 from pg_pipeline_tests.spark.landing import attempt, land, publish
 
-FILES: dict[str, Any] = {f"{n}.json": [{"id": n * 100 + i} for i in range(30)] for n in range(3)}
+FILES: dict[str, Any] = {f"{n}.json": [{"id": n * 100 + i} for i in range(30)] for n in range(2)}
 IDS = sorted(row["id"] for rows in FILES.values() for row in rows)
 LIMIT = 3  # of the session that the tests share: local[2,3]
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import psycopg
+
 from pg_pipeline.coordination.database import Database
 from pg_pipeline_tests.storm.load import Load, _judge, run
 
@@ -17,8 +19,9 @@ def test_p1_p2_a_steady_load_with_workers_killed_has_each_effect_once(session_di
 
 def test_the_judge_of_a_load_sees_an_effect_that_is_missing_and_one_that_is_there_twice(dsn: str) -> None:
     load = Load(seed=1, seconds=1, rate=1, workers=1)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("create table public.effect (key text, at float8, done timestamptz default clock_timestamp())")
+        conn.execute("insert into public.effect values ('a', 0), ('b', 0), ('b', 0)")
     with Database(dsn) as db:
-        db.rows("create table public.effect (key text, at float8, done timestamptz default clock_timestamp())")
-        db.rows("insert into public.effect values ('a', 0), ('b', 0), ('b', 0) returning 1")
         _judge(db, load, ["a", "b", "c"])
     assert [wrong[:14] for wrong in load.wrong] == ["1 effects lost", "1 effects doub"]
