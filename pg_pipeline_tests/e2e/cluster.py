@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,12 @@ class Cluster:
         """The executors of a worker, which are its children."""
         if not self.workers[host].alive:
             return []
-        family = psutil.Process(self.workers[host].pid).children(recursive=True)
-        return [one for one in family if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+        found = []
+        for one in psutil.Process(self.workers[host].pid).children(recursive=True):
+            with suppress(psutil.Error):  # one that has just ended
+                if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()):
+                    found.append(one)
+        return found
 
     def config(self, archive: Path, **more: Any) -> dict[str, Any]:
         """What a user sets: the master, the archive, and where the executors' Python is."""

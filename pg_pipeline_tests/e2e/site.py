@@ -86,6 +86,13 @@ class Site:
         job = ("job", "execute", "-m", "cluster_project", "-j", "cluster_worker", "-c", str(given))
         return self.child(command=(*under, sys.executable, "-m", "dagster", *job), env=environment, cwd=self.folder)
 
+    def wrong(self, pipeline: str) -> dict[str, list[int]]:
+        """What is visible against what plain Python makes of the files, by order."""
+        visible, expected = self.visible(pipeline), self.expected[pipeline]
+        assert expected, "nothing to compare"
+        both = {"missing": expected - visible, "too much": visible - expected}
+        return {name: sorted(row[0] for row in rows.elements())[:20] for name, rows in both.items() if rows}
+
     def visible(self, pipeline: str) -> Counter[Row]:
         with psycopg.connect(self.db.dsn) as conn:
             if pipeline == "postgres":

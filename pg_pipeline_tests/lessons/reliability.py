@@ -56,6 +56,100 @@ CASES = {
 }
 
 
+_CLUSTER = "pg_pipeline_tests/e2e/test_spark_cluster.py"
+_DAGSTER = "pg_pipeline_tests/e2e/test_faults.py"
+_HOSTS = "pg_pipeline_tests/crash/test_hosts.py"
+_POSTGRES = "pg_pipeline_tests/crash/test_postgres.py"
+_SESSIONS = "pg_pipeline_tests/crash/test_sessions.py"
+_TASKS = "pg_pipeline_tests/spark/test_task_faults.py"
+_DEATH = "pg_pipeline_tests/assets/test_driver_death.py"
+# What happens to the machines and programs around us: to whom, what, and the tests that do it for real.
+FAULTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Spark",
+        "an executor, then a Spark worker, killed in the middle of a write on a cluster",
+        (
+            f"{_CLUSTER}::test_p2_an_executor_and_then_a_spark_worker_killed_in_the_middle_of_their_writing_double_nothing",
+        ),
+    ),
+    (
+        "Spark",
+        "a task runs twice at once (speculative execution)",
+        (f"{_CLUSTER}::test_p2_of_a_task_that_ran_twice_at_once_each_row_is_visible_once",),
+    ),
+    (
+        "Spark",
+        "a task fails some times, or for good",
+        (
+            f"{_TASKS}::test_p2_tasks_that_fail_half_way_and_are_tried_again_show_each_row_once",
+            f"{_TASKS}::test_p2_a_task_that_fails_three_times_fails_the_attempt_and_the_next_one_shows_each_row_once",
+        ),
+    ),
+    (
+        "Spark",
+        "the driver runs out of memory",
+        (
+            f"{_DEATH}::test_p10_a_worker_whose_driver_ran_out_of_memory_claims_nothing_more_and_says_why",
+            f"{_DEATH}::test_p2_a_batch_that_is_too_much_for_the_driver_becomes_a_dead_letter_and_its_neighbours_go_through",
+        ),
+    ),
+    (
+        "Spark",
+        "executors lack our packages",
+        (f"{_CLUSTER}::test_executors_that_lack_our_packages_end_the_run_with_a_sentence_and_cost_no_attempt",),
+    ),
+    (
+        "a worker",
+        "stopped past its lease and woken up, in each sink",
+        (
+            "pg_pipeline_tests/crash/test_spark_zombies.py"
+            "::test_p3_a_zombie_of_each_sink_has_its_spark_jobs_cancelled_and_shows_nothing",
+        ),
+    ),
+    (
+        "hosts",
+        "a network is cut and heals; clocks differ by an hour and more",
+        (
+            f"{_HOSTS}::test_p3_a_host_whose_network_was_cut_loses_its_lease_and_says_nothing_new_when_it_heals",
+            f"{_HOSTS}::test_p9_hosts_whose_clocks_differ_by_minutes_share_a_queue",
+        ),
+    ),
+    (
+        "Dagster",
+        "run workers, daemon, web server and code server killed at random",
+        (f"{_DAGSTER}::test_run_workers_daemon_and_webserver_killed_at_random_cost_nothing",),
+    ),
+    (
+        "Dagster",
+        "a run started again, and a partition materialised again, beside the first attempt",
+        (
+            f"{_DAGSTER}::test_a_run_repeated_beside_its_first_attempt_touches_nothing_and_takes_over_only_from_the_dead",
+        ),
+    ),
+    (
+        "Dagster",
+        "a sensor's tick is repeated",
+        (
+            "pg_pipeline_tests/sensors/test_landing.py::test_a_folder_waits_for_its_marker_and_is_submitted_once",
+            "pg_pipeline_tests/sensors/test_depth.py::test_a_tick_that_is_repeated_starts_nothing_twice",
+            "pg_pipeline_tests/sensors/test_depth.py::test_a_callback_that_nobody_runs_is_launched_again_after_each_crash",
+            "pg_pipeline_tests/sensors/test_dead_letters.py::test_a_dead_letter_and_a_quarantined_file_are_observed_once_and_told",
+            "pg_pipeline_tests/sensors/test_dead_letters.py::test_the_outbox_sensor_delivers_what_a_commit_recorded",
+        ),
+    ),
+    (
+        "Postgres",
+        "killed and started again; its sessions ended; its disk full; an old transaction held open",
+        (
+            f"{_POSTGRES}::test_a_restart_of_postgres_does_not_look_like_dead_workers",
+            f"{_POSTGRES}::test_a_disk_that_fills_under_load_costs_nothing_once_there_is_room",
+            f"{_SESSIONS}::test_sessions_that_are_ended_here_cost_nothing",
+            f"{_SESSIONS}::test_an_old_transaction_that_is_held_open_holds_nobody_up",
+        ),
+    ),
+)
+
+
 def tests_by_case() -> dict[str, list[str]]:
     """Case to the tests that cite it in their name, wherever they are."""
     found: dict[str, list[str]] = {case: [] for case in CASES}
@@ -81,6 +175,16 @@ def text() -> str:
     for case, tests in tests_by_case().items():
         links = "<br>".join(_link(test) for test in tests)
         lines.append(f"| {case} | {CASES.get(case, '')} | {links} |")
+    lines += [
+        "",
+        "## Faults around us",
+        "",
+        "Real processes, a real Postgres, a real Spark and a real Dagster.",
+        "",
+        "| whose | fault | tests |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {who} | {what} | {'<br>'.join(map(_link, tests))} |" for who, what, tests in FAULTS]
     lines += [
         "",
         "## Where processes are killed",

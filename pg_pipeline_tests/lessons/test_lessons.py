@@ -14,7 +14,7 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.worker import Worker
 from pg_pipeline.errors import LeaseLost, PgPipelineError
 from pg_pipeline_tests.coordination.conftest import HandWorker, audit, files, state
-from pg_pipeline_tests.helpers import ChildProcess, wait_until
+from pg_pipeline_tests.helpers import PROJECT, ChildProcess, wait_until
 from pg_pipeline_tests.lessons import reliability
 
 Hand = Callable[..., HandWorker]
@@ -205,5 +205,8 @@ def test_lesson_a5_no_input_of_a_worker_takes_it_down(db: Database, submit: Any,
 
 def test_every_case_has_a_test_and_the_page_says_where() -> None:
     assert [case for case, tests in reliability.tests_by_case().items() if not tests] == []
+    for test in [test for _, _, tests in reliability.FAULTS for test in tests]:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (PROJECT / path).read_text(), test
     page = reliability.PAGE.read_text()
     assert page == reliability.text(), "docs/reliability.md is old: python -m pg_pipeline_tests.lessons.reliability"

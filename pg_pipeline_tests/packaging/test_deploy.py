@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from psycopg.conninfo import conninfo_to_dict
 
 from pg_pipeline.resources.instance import instance_config
@@ -129,6 +131,16 @@ def test_what_the_image_copies_is_there_and_is_enough_to_build_the_wheel() -> No
     assert [source for source in found if not (PROJECT / source).exists()] == []
     assert {"pyproject.toml", "setup.cfg", "README.md", "LICENSE", "pg_pipeline", "sql"} <= set(found)
     assert {"deploy/dagster.yaml", "deploy/workspace.yaml", "deploy/my_project.py"} <= set(found)
+
+
+def test_executors_get_the_versions_that_the_driver_gets() -> None:
+    setup = ConfigParser()
+    setup.read(PROJECT / "setup.cfg")
+    ours = {r.name: r.specifier for r in map(Requirement, setup["options"]["install_requires"].split("\n")[1:])}
+    lines = [line for line in (DEPLOY / "executors.txt").read_text().splitlines() if not line.startswith("#")]
+    for one in map(Requirement, lines):
+        assert ours.get(one.name, one.specifier) == one.specifier, one.name
+    assert {"psycopg", "pyarrow", "pgpq"} <= set(ours)
 
 
 def test_the_image_is_slim_and_runs_as_nobody_in_particular() -> None:
