@@ -92,4 +92,5 @@ def test_p2_p9_worker_runs_of_hosts_with_other_clocks_and_a_network_that_is_cut_
     for pipeline in SINKS:
         assert site.wrong(pipeline) == {}
     outcomes = [a["outcome"] for key in keys for a in executions.attempts(site.db, key) if a["kind"] == "batch"]
-    assert sorted(outcomes) == ["committed"] * 4 + ["fenced"]
+    # Told by its next beat, or by what it wanted to say: whichever came first.
+    assert sorted(outcomes) in (["committed"] * 4 + [end] for end in ("lost", "fenced"))
