@@ -27,7 +27,7 @@ begin
     select l.queue from pipeline.task t join pipeline.lane l on l.id = t.lane_id where t.execution_id = x.id);
 
   return query
-  select 'leased', format('%s batch %s, attempt %s, by %s%s since %s%s', l.kind, coalesce(t.batch::text, '–'), t.attempts, coalesce(w.name, t.worker::text),
+  select 'leased', format('%s%s, attempt %s, by %s%s since %s%s', l.kind, coalesce(' ' || t.batch, ''), t.attempts, coalesce(w.name, t.worker::text),
       coalesce(' (run ' || w.run_id || ')', ''), t.claimed_at::timestamptz(0),
       case when w.beat_at + w.grace < clock_timestamp() then format('; last heard of %s', w.beat_at::timestamptz(0)) else '' end),
     format('nothing: it is taken over when its worker is gone, at the latest at %s', t.run_deadline::timestamptz(0))
