@@ -254,7 +254,8 @@ def _loads() -> list[str]:
         "`python -m pg_pipeline_tests.storm.load` sends tasks at a steady rate for minutes while worker processes are",
         "killed (`kill -9`) and sessions ended at random. Each task's effect is a row of a table that would take any",
         "number of them; what was sent is known outside, and each must be there once. Kept runs (`--record`), other",
-        "work beside them on two cores; a wait is from before the send to the effect, its p99 what a kill costs:",
+        "work beside them on two cores; a wait is from before the send to the effect, its p99 what a kill costs.",
+        "Where fewer were done a second than sent, they could not keep up, and the wait is that of a backlog:",
         "",
         "| seed | tasks a second | seconds | workers | sent | workers killed | sessions ended | attempts lost "
         "| done a second | wait p50, p99 | found wrong |",
