@@ -80,7 +80,8 @@ def _about(result: Result) -> str:
     said = ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in about.items() if not isinstance(value, dict)
     )
-    return f"Run: {said}. Postgres: " + ", ".join(f"{name} {value}" for name, value in postgres.items()) + "."
+    server = ", ".join(f"{name} {value}" for name, value in postgres.items())
+    return f"Run: {said}." + (f" Postgres: {server}." if server else "")
 
 
 def draw(result: Result, digest: str, folder: Path = PICTURES) -> Path:
