@@ -26,6 +26,10 @@ class Settings(BaseSettings):
         default=None,
         description="Your own Postgres (16 or newer), as a URI or key=value string; nothing embedded is started then.",
     )
+    read_dsn: str | None = Field(
+        default=None,
+        description="Where commands that only look ask, a streaming replica for one; the DSN without it.",
+    )
     pipelines: str | None = Field(
         default=None,
         description="Module with your FilePipelines (and `defs`, for `up`); the examples without it.",

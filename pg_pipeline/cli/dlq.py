@@ -30,7 +30,7 @@ def listed(
     as_json: AsJson = False,
 ) -> None:
     """List the letters that wait for a person, oldest first."""
-    with opened() as db:
+    with opened(reading=True) as db:
         rows = dead_letters.listed(db, queue=queue, pipeline=pipeline, execution=execution, limit=limit)
     if as_json:
         emit(picked(rows, shapes.LETTER))
@@ -58,7 +58,7 @@ def listed(
 @app.command("show")
 def show_one(letter: Annotated[int, typer.Argument(help="Its number.")], as_json: AsJson = False) -> None:
     """Show one letter whole, with its files and history, also after it was resolved."""
-    with opened() as db:
+    with opened(reading=True) as db:
         found = dead_letters.show(db, letter)
     if as_json:
         emit(pick(found, shapes.LETTER_WHOLE))

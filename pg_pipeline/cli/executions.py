@@ -19,7 +19,7 @@ def executions(
     as_json: AsJson = False,
 ) -> None:
     """List executions, the newest first."""
-    with opened() as db:
+    with opened(reading=True) as db:
         rows = ask.listed(db, pipeline=pipeline, status=status, limit=limit)
     if as_json:
         emit(picked(rows, shapes.EXECUTION))
@@ -52,7 +52,7 @@ def show_executions(rows: list[dict[str, object]], *, empty: str, title: str = "
 
 def explain(execution: Execution, as_json: AsJson = False) -> None:
     """Say what an execution waits for, who holds it, since when, and what to do."""
-    with opened() as db:
+    with opened(reading=True) as db:
         reasons = ask.explain(db, execution)
     if as_json:
         emit([{name: getattr(reason, name) for name in shapes.REASON} for reason in reasons])
@@ -65,7 +65,7 @@ def explain(execution: Execution, as_json: AsJson = False) -> None:
 
 def attempts(execution: Execution, as_json: AsJson = False) -> None:
     """List every lease there was and is: when, by whom, and how it ended."""
-    with opened() as db:
+    with opened(reading=True) as db:
         rows = ask.attempts(db, execution)
     if as_json:
         emit(picked(rows, shapes.ATTEMPT))
@@ -95,7 +95,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Check promises P1 to P5 on the live tables; exit 3 where one is not kept."""
-    with opened() as db:
+    with opened(reading=True) as db:
         if execution is not None:
             ask.get(db, execution)
         violations = ask.audit(db, execution)

@@ -120,4 +120,8 @@ def _of_postgres(error: Any) -> str:
         return f"The schema is missing or of another release ({message}): run pg-pipeline migrate."
     if error.sqlstate == "42501":
         return f"This login may not do that ({message}): grant it the role that docs/operating.md names."
+    if error.sqlstate == "25006":
+        return f"This Postgres is a replica and takes no change ({message}): set PG_PIPELINE_DSN to the primary."
+    if error.sqlstate == "40001" and "recovery" in message:
+        return f"The replica had to apply a change first ({message}): ask again, or set hot_standby_feedback on it."
     return f"Postgres says: {message}."

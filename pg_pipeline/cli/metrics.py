@@ -50,7 +50,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics once, as Prometheus reads them; `pg-pipeline serve` serves them."""
-    with opened() as db:
+    with opened(reading=True) as db:
         if as_json:
             emit([{name: getattr(sample, name) for name in shapes.SAMPLE} for sample in samples(db)])
             return

@@ -26,7 +26,7 @@ def listed(
     as_json: AsJson = False,
 ) -> None:
     """List quarantined files, those of the newest execution first."""
-    with opened() as db:
+    with opened(reading=True) as db:
         if execution is not None:
             executions.get(db, execution)
         rows = executions.quarantined(db, execution, limit=limit)
@@ -45,7 +45,7 @@ def show_one(
     execution: Execution, path: Annotated[str, typer.Argument(help="As the list gives it.")], as_json: AsJson = False
 ) -> None:
     """Show one quarantined file, with all that is known of what is wrong with it."""
-    with opened() as db:
+    with opened(reading=True) as db:
         rows = executions.quarantined(db, execution, limit=_MANY)
     found = next((row for row in rows if row["path"] == path), None)
     if found is None:

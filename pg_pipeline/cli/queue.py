@@ -17,7 +17,7 @@ Queue = Annotated[str, typer.Argument(help="Its name.")]
 @app.command("list")
 def listed(as_json: AsJson = False) -> None:
     """List queues: what is ready, delayed and leased, and who serves them."""
-    with opened() as db:
+    with opened(reading=True) as db:
         rows = executions.queues(db)
     if as_json:
         emit(picked(rows, shapes.QUEUE))

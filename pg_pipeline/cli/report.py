@@ -28,7 +28,7 @@ def report(
     yes: Yes = False,
 ) -> None:
     """Write one self-contained HTML page: attempt timeline, throughput, durations, quarantine and audit."""
-    with opened() as db:
+    with opened(reading=True) as db:
         page = render(gathered(db, execution))
     target = output or Path(f"report-{execution}.html")
     if target.exists():

@@ -21,7 +21,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show queues, living executions, workers, leases and dead letters; with --watch, live."""
-    with opened() as db:
+    with opened(reading=True) as db:
         if as_json:
             emit(_now(db))
             while watch:

@@ -25,6 +25,11 @@ def connect(dsn: str, *, timeout: int = 10, **options: Any) -> psycopg.Connectio
             "set PG_PIPELINE_DSN to something like postgresql://user:password@host:5432/database."
         ) from None
     except psycopg.OperationalError as error:
+        if "certificate" in str(error):
+            raise DatabaseUnreachable(
+                f"Postgres at {_where(dsn)} does not prove who it is ({_one_line(error)}): name the certificate of its "
+                "authority with sslrootcert in PG_PIPELINE_DSN, and the host as its certificate does."
+            ) from None
         raise DatabaseUnreachable(
             f"Postgres cannot be reached at {_where(dsn)} ({_one_line(error)}): check PG_PIPELINE_DSN and the server."
         ) from None
