@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCH := .venv-bench
 JOBS ?= 2
 
-.PHONY: help demo test test-system test-all verify storm bench bench-quick performance lint format docs site pictures clean
+.PHONY: help demo test test-system test-all verify storm bench bench-quick performance simulate scaling lint format docs site pictures clean
 
 help:
 	@echo "make demo         run the main job end to end"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench        every goal against the limit and against peers, about an hour (GOAL=1: one of them)"
 	@echo "make bench-quick  a small version of each, about five minutes"
 	@echo "make performance  docs/performance.md and its pictures, from benchmarks/results"
+	@echo "make simulate     a load of up to 64 million files an hour replayed, a few minutes (LEDGER=10000000: a large ledger too)"
+	@echo "make scaling      docs/scaling.md, from benchmarks/results"
 	@echo "make lint         ruff, mypy and import-linter alone"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         write the pages that are made from the program: docs/cli.md, docs/sql.md"
@@ -98,6 +100,14 @@ bench-quick: $(BENCH)/.ready
 
 performance: $(BENCH)/.ready
 	@$(BENCH)/bin/python -m benchmarks.page
+
+simulate: $(READY)
+	@$(BIN)/python -m benchmarks.simulation
+	@$(if $(LEDGER),$(BIN)/python -m benchmarks.ledger --files $(LEDGER))
+	@$(BIN)/python -m benchmarks.scaling
+
+scaling: $(READY)
+	@$(BIN)/python -m benchmarks.scaling
 
 # The embedded server's keeper sees that its folder is gone and ends it.
 clean:

@@ -144,6 +144,14 @@ class Run:
         return interleaved(ways, rounds or self.rounds, self.dice)
 
 
+def keep(name: str, found: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """What is no goal's result, as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    return path
+
+
 def surroundings() -> dict[str, Any]:
     """Whatever else the machine does is in the numbers, too."""
     return {"cores": os.cpu_count(), "python": platform.python_version(), "load_before": round(os.getloadavg()[0], 2)}

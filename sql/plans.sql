@@ -34,5 +34,8 @@ begin
   -- Ten thousand files against tens of millions: the ledger is asked by key, never read.
   alter function pipeline._take set plan_cache_mode = force_generic_plan set enable_seqscan = off
     set enable_mergejoin = off set enable_hashjoin = off set jit = off;
+  -- A step's executions are found from the oldest on, and each by its index, whatever share of the ledger goes.
+  alter function pipeline.prune_ledger set plan_cache_mode = force_generic_plan set enable_seqscan = off
+    set enable_mergejoin = off set enable_hashjoin = off set enable_bitmapscan = off set jit = off;
 end
 $$;

@@ -95,7 +95,10 @@ def replace_file(db: Database, execution: str, file: FileVersion) -> int:
 
 
 def prune_ledger(db: Database, pipeline: str, horizon: datetime, *, limit: int = 100) -> int:
-    """Forget ended executions all of whose files are older than `horizon`; such files are refused from then on."""
+    """Forget ended executions all of whose files are older than `horizon`; such files are refused from then on. A
+    step: ask again until none went."""
+    # The horizon moves in a transaction of its own, so that whoever submits waits for that and not for the step.
+    db.rows("select pipeline.prune_ledger(%s, %s, 0)", (pipeline, horizon))
     count: int = db.value("select pipeline.prune_ledger(%s, %s, %s::int)", (pipeline, horizon, limit))
     return count
 

@@ -85,3 +85,17 @@ def test_the_horizon_never_goes_back_and_never_into_the_future(db: Database) -> 
     assert db.value("select horizon from pipeline.pipeline") == HORIZON
     with pytest.raises(InvalidInput, match="future"):
         executions.prune_ledger(db, "orders", datetime.now(UTC) + timedelta(days=1))
+
+
+def test_a_step_forgets_a_hundred_thousand_files_or_one_execution(db: Database, hand: Hand) -> None:
+    for key in "abcd":
+        submission.submit(db, "orders", dated(1, key, OLD), request_key=key)
+    finish_all(hand())
+    db.rows("update pipeline.execution set ended_at = %s returning 1", (OLD,))
+    for key, count in zip("abcd", (150_000, 60_000, 40_000, 40_000), strict=True):
+        db.rows(
+            "update pipeline.batch b set files = %s from pipeline.execution x "
+            "where x.id = b.execution_id and x.request_key = %s returning 1",
+            (count, key),
+        )
+    assert [executions.prune_ledger(db, "orders", HORIZON) for _ in range(4)] == [1, 2, 1, 0]

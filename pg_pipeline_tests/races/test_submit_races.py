@@ -175,6 +175,20 @@ def test_a_small_add_waits_for_a_chunked_one_without_holding_the_execution(db: D
     assert waiting.result(10)["taken"] == 1
 
 
+def test_pruning_waits_for_a_submit_only_when_it_moves_the_horizon(db: Database, session: Open) -> None:
+    prune = "select pipeline.prune_ledger('orders', %s)"
+    db.value(prune, ("2026-01-01",))
+    one, two = session(), session()
+    one.begin()
+    one.value(SUBMIT, asked("a", files(3)))
+    two.rows("set lock_timeout = '2 s'")
+    assert two.value(prune, ("2026-01-01",)) == 0
+    moves = two.start(two.value, prune, ("2026-01-02",))
+    two.seen_waiting(moves)  # the submit has judged its files by the old one
+    one.commit()
+    assert moves.result(10) == 0
+
+
 def test_p4_seal_against_the_last_finish(db: Database, session: Open) -> None:
     one, sealer = session().register(), session()
     for number in range(ROUNDS):
