@@ -117,13 +117,15 @@ as $$
 #variable_conflict use_column
 declare
   v_worker   pipeline.worker;
-  v_queue    pipeline.queue;
+  v_found    record;
   v_now      timestamptz;
   v_held     int;
   v_alone    boolean := false;
   v_top      smallint;
   v_ids      bigint[];
   v_stamp    text;
+  v_due      boolean;
+  v_suspects boolean;
   v_limit    int := greatest(0, least(coalesce(p_limit, 1), 1000));
 begin
   if p_claim_id is null then
@@ -133,21 +135,34 @@ begin
   -- And a worker claims once at a time, or alone would not be alone.
   perform pg_advisory_xact_lock(hashtextextended(p_worker::text, 2));
   -- Key share: the row can't be pruned while this claim leases to it; beats pass.
-  select * into v_worker from pipeline.worker where id = p_worker and stopped_at is null for key share;
+  select w as worker, q.paused_at, q.max_run into v_found
+  from pipeline.worker w join pipeline.queue q on q.name = w.queue
+  where w.id = p_worker and w.stopped_at is null for key share of w;
   if not found then
     raise exception using errcode = 'PP006', message = format('worker %s is not registered (any more)', p_worker),
       hint = 'register a new worker; the id of an ended one is never reused';
   end if;
-  select * into v_queue from pipeline.queue where name = v_worker.queue;
-  v_ids := array(select t.id from pipeline.task t
-                 where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor and t.claim_id = p_claim_id);
-
-  if cardinality(v_ids) = 0 and v_queue.paused_at is null and v_limit > 0 then
-    perform pipeline._take_back(v_queue.name, 100);
-    v_now := greatest(clock_timestamp(), v_worker.floor);
-    select count(*), coalesce(bool_or(suspect), false) into v_held, v_alone
+  v_worker := v_found.worker;
+  for v_turn in 1 .. 2 loop
+    v_now := clock_timestamp();
+    select array_agg(t.id) filter (where t.claim_id = p_claim_id), count(*), coalesce(bool_or(t.suspect), false),
+      v_turn = 1 and exists (
+        select from pipeline.worker w cross join lateral (
+          select from pipeline.task o where o.worker = w.id and o.token is not null and o.claimed_at >= w.floor
+            and (o.run_deadline < v_now or w.stopped_at is not null or w.beat_at + least(w.grace, w.lease) < v_now)
+          limit 1) due  -- a limit, or the planner would join, and walk the whole index
+        where w.queue = v_worker.queue),
+      exists (select from pipeline.task where token is null and suspect)
+    into v_ids, v_held, v_alone, v_due, v_suspects
     from pipeline.task t where t.worker = p_worker and t.token is not null and t.claimed_at >= v_worker.floor;
-    if v_alone then
+    exit when v_ids is not null or v_found.paused_at is not null or v_limit = 0 or not v_due;
+    perform pipeline._take_back(v_worker.queue, 100);  -- and look again
+  end loop;
+
+  if v_ids is null then
+    v_ids := '{}';
+    v_now := greatest(v_now, v_worker.floor);
+    if v_alone or v_found.paused_at is not null or v_limit = 0 then
       return;  -- it runs a suspect: alone means alone
     end if;
 
@@ -157,7 +172,7 @@ begin
         join pipeline.lane l on l.id = t.lane_id
         where t.execution_id = (select x.id from pipeline.execution x where x.key = p_execution)
           and l.kind = p_kind and (p_batches is null or t.batch = any (p_batches))
-          and t.token is null and l.queue = v_queue.name and not (t.suspect and v_held > 0)
+          and t.token is null and l.queue = v_worker.queue and not (t.suspect and v_held > 0)
         order by t.suspect desc, t.batch, t.id limit v_limit for update of t skip locked
       ));
       -- A suspect runs alone also here: the rest stays for the next claim.
@@ -167,11 +182,11 @@ begin
       v_alone := v_held = 0 and cardinality(v_ids) = 1
         and exists (select from pipeline.task where id = v_ids[1] and suspect);
     else
-      while cardinality(v_ids) = 0 and exists (select from pipeline.task where token is null and suspect) loop
+      while v_suspects and cardinality(v_ids) = 0 and exists (select from pipeline.task where token is null and suspect) loop
         -- A suspect goes before its equals, and never before work of a higher priority.
         select max(r.priority) into v_top from pipeline._ready_lanes(v_worker, v_now) r;
         select array[t.id] into v_ids from pipeline.task t join pipeline.lane l on l.id = t.lane_id
-        where t.token is null and t.suspect and l.queue = v_queue.name and l.priority >= coalesce(v_top, l.priority)
+        where t.token is null and t.suspect and l.queue = v_worker.queue and l.priority >= coalesce(v_top, l.priority)
           and t.ready_at <= v_now - case when v_held = 0 then '0 s'::interval else '5 s' end
           and (v_worker.pipelines is null or l.pipeline = any (v_worker.pipelines))
           and (v_worker.kinds is null or l.kind = any (v_worker.kinds))
@@ -195,12 +210,26 @@ begin
       end if;
     end if;
 
+    if cardinality(v_ids) = 0 then
+      return;
+    end if;
     v_stamp := left(pipeline._new_token()::text, 13);  -- the time of it; the rest is each token's own
-    update pipeline.task t set
-      token = overlay(gen_random_uuid()::text placing v_stamp from 1 for 13)::uuid, worker = p_worker, claim_id = p_claim_id,
-      claimed_at = v_now, run_deadline = v_now + v_queue.max_run,
-      attempts = attempts + 1, suspect = v_alone
-    where t.id = any (v_ids);
+    return query
+    with leased as (
+      update pipeline.task t set
+        token = overlay(gen_random_uuid()::text placing v_stamp from 1 for 13)::uuid, worker = p_worker, claim_id = p_claim_id,
+        claimed_at = v_now, run_deadline = v_now + v_found.max_run,
+        attempts = attempts + 1, suspect = v_alone
+      where t.id = any (v_ids)
+      returning t.*
+    )
+    select t.id, t.token, l.kind, l.pipeline, l.tenant, l.priority, t.execution_id, x.key, t.generation, t.batch,
+           t.attempts, t.suspect, t.claimed_at, t.run_deadline, t.payload
+    from leased t
+    join pipeline.lane l on l.id = t.lane_id
+    left join pipeline.execution x on x.id = t.execution_id
+    order by l.priority desc, t.ready_at, t.id;
+    return;
   end if;
 
   return query
@@ -258,12 +287,14 @@ declare
   v_more   bigint[];
   v_good   bigint[];
   v_sifted boolean;
+  v_sound  boolean;
   v_group  record;
 begin
   for v_round in 1 .. 100 loop
     v_sifted := false;
     for v_group in
-      select b.priority, array_agg(b.id order by b.turn) as lanes, array_agg(b.floor order by b.turn) as floors
+      select b.priority, array_agg(b.id order by b.turn) as lanes, array_agg(b.floor order by b.turn) as floors,
+        array_agg(b.kind order by b.turn) as kinds, array_agg(b.pipeline order by b.turn) as pipelines
       from (
         select l.*, row_number() over (
           order by (l.kind = 'callback') desc, (l.tenant > p_after_tenant) desc, l.tenant, l.pipeline, l.kind) as turn
@@ -274,8 +305,15 @@ begin
       for v_turn in 1 .. case when cardinality(v_group.lanes) = 1 then 1 else 2 end loop
         for i in 1 .. cardinality(v_group.lanes) loop
           exit when cardinality(v_ids) >= p_limit;
-          v_more := array(
-            select t.id from pipeline.task t
+          -- What is surely sound need not be sifted: nearly all.
+          select array_agg(t.id), bool_and(coalesce(
+            v_group.kinds[i] not in ('batch', 'callback')
+            or t.key is null and x.state in ('open', 'sealed') and t.generation = x.generation
+              and x.pipeline = v_group.pipelines[i] and (t.payload is null or jsonb_typeof(t.payload) = 'object')
+              and case v_group.kinds[i] when 'batch' then b.state = 'waiting' else x.callback_task = t.id end, false))
+          into v_more, v_sound
+          from (
+            select t.id, t.execution_id, t.generation, t.batch, t.key, t.payload from pipeline.task t
             where t.lane_id = v_group.lanes[i] and t.token is null and not t.suspect
               and t.ready_at between v_group.floors[i] and p_now
               and (cardinality(v_ids) = 0 or t.id <> all (v_ids))
@@ -284,9 +322,11 @@ begin
               when 1 then ceil((p_limit - cardinality(v_ids))::numeric / (cardinality(v_group.lanes) - i + 1))::int
               else p_limit - cardinality(v_ids) end
             for update skip locked
-          );
-          if cardinality(v_more) > 0 then
-            v_good := pipeline._sift(v_more);
+          ) t
+          left join pipeline.execution x on x.id = t.execution_id
+          left join pipeline.batch b on b.execution_id = t.execution_id and b.number = t.batch;
+          if v_more is not null then
+            v_good := case when v_sound then v_more else pipeline._sift(v_more) end;
             v_sifted := v_sifted or cardinality(v_good) < cardinality(v_more);
             v_ids := v_ids || v_good;
           end if;
