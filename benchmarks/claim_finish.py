@@ -3,7 +3,8 @@ limits and the peers, at 1, 10 and 100 a round trip and 1, 2 and 8 workers.
 
 `limit`   delete … returning with skip locked: no lease, no result, nothing survives a crash of the worker.
 `lease`   a plain lease-then-delete that writes the same rows (attempt, batch, counter), without tokens or checks.
-`ours`    pipeline.claim and pipeline.finish.
+`ours`    pipeline.claim, then pipeline.finish: two trips and two commits, as the lease.
+`one trip` pipeline.finish_and_claim: each trip finishes what the one before it was given.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.peers import LEFT_OUT, peers
 
 BEAT = 0.5  # seconds, as a Worker does
 Done = Callable[[int, float], bool]
+OURS = ("ours", "one trip")
 
 MAKE = """
 create schema peer;
@@ -60,7 +62,7 @@ STATEMENTS = {
 
 def fill(dsn: str, way: str, count: int, executions: int = 4) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        if way != "ours":
+        if way not in OURS:
             conn.execute("truncate peer.task, peer.batch")
             conn.execute(FILL.encode(), {"count": count})
             conn.execute("insert into peer.batch (id, state) select id, 'waiting' from peer.task")
@@ -110,6 +112,31 @@ def ours(dsn: str, n: int, done: Done) -> None:
                 return
 
 
+def chained(dsn: str, n: int, done: Done) -> None:
+    """As `ours`, in one round trip: finishes what it holds and claims the next."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        worker = uuid4()
+        conn.execute("select pipeline.register_worker(%s, 'default', 'bench')", (worker,))
+        claim = "select task_id, token from pipeline.claim(%s, %s, %s)"
+        rows = conn.execute(claim, (worker, uuid4(), n)).fetchall()
+        beat = time.monotonic()
+        while True:
+            began = time.perf_counter()
+            ids, tokens = [row[0] for row in rows], [row[1] for row in rows]
+            if time.monotonic() - beat > BEAT:
+                conn.execute("select pipeline.beat(%s, %b, %b::text[]::uuid[])", (worker, ids, tokens))
+                beat = time.monotonic()
+            results = ['{"rows_in": 1, "rows_out": 1}'] * len(rows)
+            (answer,) = conn.execute(
+                "select pipeline.finish_and_claim(%b, %b::text[]::uuid[], %b::text[]::jsonb[], %s, %s, %s)",
+                (ids, tokens, results, worker, uuid4(), n),
+            ).fetchone() or ({},)
+            finished, rows = len(rows), [(lease["task_id"], lease["token"]) for lease in answer["leases"]]
+            if done(finished, time.perf_counter() - began) or not rows:
+                conn.execute("select pipeline.stop_worker(%s)", (worker,))
+                return
+
+
 def plain(dsn: str, way: str, n: int, done: Done) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = str(uuid4())
@@ -132,7 +159,8 @@ def drained(dsn: str, way: str, n: int, workers: int, count: int) -> float:
             left[0] -= rows
             return left[0] <= 0 or rows == 0
 
-    work = (lambda: ours(dsn, n, done)) if way == "ours" else (lambda: plain(dsn, way, n, done))
+    ways = {"ours": lambda: ours(dsn, n, done), "one trip": lambda: chained(dsn, n, done)}
+    work = ways.get(way, lambda: plain(dsn, way, n, done))
     threads = [threading.Thread(target=work) for _ in range(workers)]
     began = time.perf_counter()
     for thread in threads:
@@ -155,7 +183,7 @@ def measure(run: Run) -> Result:
             count = run.of(40, 200, 1000) if n == 1 else run.of(40, 2000, 10_000)
 
             def raw(way: str, n: int = n, workers: int = workers, count: int = count) -> float:
-                dsn = own if way == "ours" else other
+                dsn = own if way in OURS else other
                 fill(dsn, way, count)
                 return drained(dsn, way, n, workers, count)
 
@@ -166,7 +194,7 @@ def measure(run: Run) -> Result:
                 return rivals[name].drain(n, workers, few)
 
             ways: dict[str, Callable[[], float]] = {
-                way: (lambda way=way: raw(way)) for way in ("ours", "lease", "limit")
+                way: (lambda way=way: raw(way)) for way in (*OURS, "lease", "limit")
             }  # type: ignore[misc]
             ways |= {name: (lambda name=name: theirs(name)) for name in rivals}  # type: ignore[misc]
             print(f"{n} a trip, {workers} workers:", flush=True)

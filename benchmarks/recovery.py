@@ -27,7 +27,7 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.worker import Worker
 
 LEASE = 3  # seconds, behind the pooler
-WAIT = 0.25  # as a worker run does
+WAIT = 1.0  # as a worker run does
 AT_ONCE = 5
 
 

@@ -29,7 +29,7 @@ from pg_pipeline.coordination.worker import Worker
 
 RATE = 100
 PADDING = "x" * 180
-WAIT = 0.25  # as a worker run does
+WAIT = 1.0  # as a worker run does
 
 
 def ours(dsn: str, rate: float, count: int) -> list[float]:
@@ -83,7 +83,7 @@ def idle(made: Server, dsn: str, seconds: float) -> float:
         time.sleep(seconds)
         used = 100 * (busy() - before) / (time.monotonic() - began)
         child.terminate()
-    return used
+    return max(used, 0.01)  # less than a tick of the clock is not nothing
 
 
 def measure(run: Run) -> Result:

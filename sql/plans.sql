@@ -11,7 +11,7 @@ declare
   v_hot  text[] := array[
     'claim', '_take_back', '_sift', '_pick', '_ready_lanes', '_should_rest',
     'finish', 'finish_and_claim', 'lock_leases', '_past', 'fail', 'release', 'note_output',
-    'beat', 'stop_worker', '_gone_workers', '_hand_back', '_is_over', '_end_attempt', '_move_floors', '_ready_at',
+    'beat', '_any_work', 'stop_worker', '_gone_workers', '_hand_back', '_is_over', '_end_attempt', '_move_floors', '_ready_at',
     '_barrier_reached', '_bury'];
   v_name text;
   v_function regprocedure;

@@ -221,7 +221,7 @@ def drain(
                 others_idle = len(idle_since) == slots
                 if claim is not None or (others_idle and now - max(idle_since.values()) >= linger):
                     return
-                bench.worker.wait(0.25)
+                bench.worker.wait(min(1.0, max(0.1, linger / 4)))
         except BaseException as error:  # noqa: BLE001 - handed to the thread that drains
             stop.set()
             done.put(error)

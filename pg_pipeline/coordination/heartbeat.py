@@ -143,6 +143,8 @@ class Heartbeat:
         for kind, why in (("lost", "another worker took it over"), ("ended", "its execution ended")):
             for token in map(UUID, answer[kind]):
                 self._lose(token, why)
+        if answer["work"]:
+            self.woken.set()
         if answer["bloated"]:
             with suppress(psycopg.Error):  # housekeeping: a connection that died of it is the next beat's trouble
                 self._conn.execute("select pipeline.compact()")

@@ -96,7 +96,7 @@ class Worker:
         return self._heartbeat.last_beat
 
     def wait(self, timeout: float) -> bool:
-        """Wait until new work may be there; a hint, so ask at least now and then anyway."""
+        """Wait until there may be work: a notification, or a beat that saw some. A hint, so ask now and then anyway."""
         woken = self._heartbeat.woken.wait(timeout)
         self._heartbeat.woken.clear()
         return woken

@@ -179,6 +179,33 @@ def test_new_work_wakes_a_waiting_worker(db: Database, submit: Any, worker: Make
     assert [lease.batch for lease in one.claim()] == [0]
 
 
+def test_a_beat_wakes_a_waiting_worker_for_what_no_notification_tells(
+    db: Database, submit: Any, worker: MakeWorker, hand: Hand
+) -> None:
+    """A worker that is gone, a retry that is due: an idle worker need not ask for them again and again."""
+    submit(2)
+    dying, one = hand(), worker(heartbeat_interval=0.05)
+    dying.claim()
+    while one.wait(timeout=0.2):  # the submission's own notification, and beats that saw it
+        pass
+    dying.die()
+    assert one.wait(timeout=25)
+    assert [lease.batch for lease in one.claim()] == [0]
+
+
+def test_an_idle_worker_is_not_woken_for_nothing(db: Database, submit: Any, worker: MakeWorker) -> None:
+    submission.configure_queue(db, "other")
+    submission.register_pipeline(db, "others", queue="other")
+    submit(2, key="not ours", pipeline="others")
+    submit(2)
+    executions.pause(db, "default", "test")
+    one = worker(heartbeat_interval=0.05)
+    one.wait(timeout=0.2)
+    beats = one.last_beat
+    wait_until(lambda: one.last_beat > beats, what="a beat")
+    assert not one.wait(timeout=0.2)
+
+
 def test_lesson_c2_a_finish_on_a_dead_reused_connection_is_asked_again(
     db: Database, submit: Any, worker: MakeWorker
 ) -> None:

@@ -35,7 +35,9 @@ drop function if exists pipeline.beat(uuid, bigint[], uuid[], uuid[], boolean);
 -- Returns {"lost": tokens held but gone, "ended": tokens whose execution ended, "released": leases
 -- the process did not know, "at", "locked", "bloated"}. p_pending are claims whose answer is still on its way. p_listed_after
 -- is the "at" of the beat before: what was claimed since may have come back after the process
--- listed what it holds, so it is left to the next beat. It also moves the floors that keep claims quick.
+-- listed what it holds, so it is left to the next beat. It also moves the floors that keep claims quick, and says which
+-- hot table wants pipeline.compact ("bloated"), and whether a claim would find something to look at ("work"): so a
+-- waiting worker hears of what no notification tells, a retry that is due or a worker that is gone.
 create or replace function pipeline.beat(
   p_worker uuid, p_tasks bigint[], p_tokens uuid[], p_pending uuid[] default '{}', p_relock boolean default false,
   p_listed_after timestamptz default 'infinity'
@@ -90,7 +92,25 @@ begin
     perform pipeline._move_floors(v_lanes);
   end if;
   return jsonb_build_object('lost', v_lost, 'ended', v_ended, 'released', v_count, 'at', v_worker.beat_at, 'locked', v_locked,
-    'bloated', pipeline._bloated());
+    'bloated', pipeline._bloated(), 'work', pipeline._any_work(v_worker));
+end
+$$;
+
+-- Whether there is anything that this worker might be given: something ready, a suspect, or a lease to take back.
+create or replace function pipeline._any_work(p_worker pipeline.worker) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return exists (select from pipeline.queue q where q.name = p_worker.queue and q.paused_at is null)
+    and (exists (select from pipeline._ready_lanes(p_worker, v_now))
+      or exists (select from pipeline.task where token is null and suspect and ready_at <= v_now)
+      or exists (
+        select from pipeline.worker w cross join lateral (
+          select from pipeline.task o where o.worker = w.id and o.token is not null and o.claimed_at >= w.floor limit 1) holds
+        where w.queue = p_worker.queue and w.id = any (pipeline._gone_workers(p_worker.queue))));
 end
 $$;
 
