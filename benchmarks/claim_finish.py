@@ -178,14 +178,20 @@ def measure(run: Run) -> Result:
         with psycopg.connect(other, autocommit=True) as conn:
             conn.execute(MAKE.encode())
         rivals = peers(made, stack) if run.peers else {}
-        cases = []
+        cases: list[Case] = []
+        spent: list[Case] = []  # of a busy machine it says more than the time
         for n, workers in cells:
             count = run.of(40, 200, 1000) if n == 1 else run.of(40, 2000, 10_000)
 
-            def raw(way: str, n: int = n, workers: int = workers, count: int = count) -> float:
+            cpu: dict[str, list[float]] = {}
+
+            def raw(way: str, n: int = n, workers: int = workers, count: int = count, cpu: Any = cpu) -> float:
                 dsn = own if way in OURS else other
                 fill(dsn, way, count)
-                return drained(dsn, way, n, workers, count)
+                before = made.cpu()
+                rate = drained(dsn, way, n, workers, count)
+                cpu.setdefault(way, []).append((made.cpu() - before) / count * 1e6)
+                return rate
 
             def theirs(name: str, n: int = n, workers: int = workers, count: int = count) -> float:
                 # Enough that most are acknowledged within the time measured, which ends with the last handler.
@@ -199,8 +205,10 @@ def measure(run: Run) -> Result:
             ways |= {name: (lambda name=name: theirs(name)) for name in rivals}  # type: ignore[misc]
             print(f"{n} a trip, {workers} workers:", flush=True)
             cases.append(Case(f"{n} a trip, {workers} workers", "tasks/s", run.interleaved(ways)))
+            rounds = [{way: max(took[i], 0.01) for way, took in cpu.items()} for i in range(len(cpu["ours"]))]
+            spent.append(Case(f"CPU of Postgres, {cases[-1].name}", "µs/task", rounds))
         about = {"postgres": made.settings()}
-    return Result(1, "Claim and finish", cases, judged(cases, list(rivals)), left_out=LEFT_OUT, about=about)
+    return Result(1, "Claim and finish", cases + spent, judged(cases, list(rivals)), left_out=LEFT_OUT, about=about)
 
 
 def judged(cases: list[Case], rivals: list[str]) -> list[Check]:

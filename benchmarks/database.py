@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 from psycopg import sql
 
@@ -48,6 +49,12 @@ class Server:
                 "select name, current_setting(name) from pg_settings where name = any (%s)", [[*DURABLE]]
             )
             return dict(sorted(found.fetchall()))
+
+    def cpu(self) -> float:
+        """Seconds of CPU that its sessions took so far, of those that ended, too."""
+        times = psutil.Process(self.pid).cpu_times()
+        living = [session.cpu_times() for session in psutil.Process(self.pid).children()]
+        return float(times.children_user + times.children_system + sum(t.user + t.system for t in living))
 
     @property
     def pid(self) -> int:

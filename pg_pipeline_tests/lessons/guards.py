@@ -94,7 +94,7 @@ GUARDS = (
     _guard(
         "taking back the tasks of workers that are gone, in the claim",
         _CRASH + "test_deaths.py::test_lesson_a7_the_work_of_a_dead_worker_is_claimable_without_any_restart_or_sweep",
-        (_CLAIM, "    perform pipeline._take_back(v_queue.name, 100);\n", ""),
+        (_CLAIM, "    perform pipeline._take_back(v_worker.queue, 100);  -- and look again\n", ""),
     ),
     _guard(
         "the stored answer of a finish",
@@ -208,7 +208,7 @@ GUARDS = (
     _guard(
         "the barrier's decrement under the execution's lock",
         _RACES + "test_barrier_races.py::test_lesson_c8_batches_that_settle_at_the_same_moment_fire_one_callback",
-        (_FINISH, "    order by x.id for update\n  );\n", "    order by x.id\n  );\n"),
+        (_FINISH, "any (v_executions) order by x.id for update;\n", "any (v_executions) order by x.id;\n"),
         (
             _FINISH,
             "    settled = x.settled + s.batches,\n",

@@ -82,7 +82,7 @@ begin
     select t.*, l.kind, l.queue, g.result
     from (select distinct on (u.task, u.token) u.* from unnest(p_tasks, p_tokens, p_results) with ordinality u(task, token, result, n)
           order by u.task, u.token, u.n) g
-    join pipeline.task t on t.id = g.task and t.token = g.token
+    join pipeline.task t on g.task = t.id and g.token = t.token
     join pipeline.lane l on l.id = t.lane_id
     where t.id = any (p_tasks) order by t.id for update of t) t;
   if v_live is null then
