@@ -29,6 +29,9 @@ quick_java.use()
 for _name in [name for name in os.environ if name.startswith("PG_PIPELINE_") and "TEST" not in name]:
     del os.environ[_name]
 
+# No test speaks with anybody's real cloud; set before Java starts, so that Spark's workers have it too.
+os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="us-east-1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process has Spark's tests, since a second session costs more than it saves; theirs and the longest first, so

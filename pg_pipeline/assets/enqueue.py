@@ -1,6 +1,7 @@
 """`<pipeline>/enqueued`: files in, executions out. Asked twice (a retried run), it is asked once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -21,6 +22,9 @@ REQUEST_TAG = "pg_pipeline/enqueue"
 
 class EnqueueConfig(dg.Config):
     paths: list[str] = Field(default=[], description="Files or folders; none: what is new in the landing folder.")
+    since: str | None = Field(
+        default=None, description="Of the landing folder only what sorts after this path in it; the sensor sets it."
+    )
     request_key: str | None = Field(
         default=None, description="Asking again with it is asking once; the run's by default."
     )
@@ -34,7 +38,7 @@ def enqueued_asset(pipeline: FilePipeline) -> dg.AssetsDefinition:
         key=[pipeline.name, "enqueued"],
         group_name=pipeline.name,
         kinds={"postgres"},
-        metadata={"landing": str(pipeline.landing_dir or "none"), "delivery": pipeline.delivery},
+        metadata={"landing": str(pipeline.landing_place or "none"), "delivery": pipeline.delivery},
         description=f"Files handed to {pipeline.name}: one execution per delivery, in batches for Spark.",
         op_tags={REQUEST_TAG: pipeline.name},
     )
@@ -86,13 +90,13 @@ def _submit_landed(
     coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, *, again: bool
 ) -> Iterator[Submission]:
     """One execution per delivery; the delivery is the request. `again`, in a retried run, also answers known ones."""
-    if pipeline.landing_dir is None:
+    if pipeline.landing_place is None:
         raise dg.Failure(
             f"{pipeline.name} has no landing folder: name the files in the run's config, under paths.",
             allow_retries=False,
         )
     db = coordination.db
-    found = list(landing.everything(pipeline))
+    found = list(landing.everything(pipeline, config.since))
     known = partitions.known_requests(db, pipeline.name, [f.request_key for f in found])
     for one in found:
         asked = one.request_key in known
@@ -101,7 +105,7 @@ def _submit_landed(
         yield submission.submit(
             db,
             pipeline.name,
-            one.files,
+            partial(iter, one.files),
             request_key=one.request_key,
             request={"landing": one.name, "key": one.request_key},
             tenant=config.tenant,
@@ -111,7 +115,7 @@ def _submit_landed(
 
 
 def _has_new(
-    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, files: Sequence[FileVersion]
+    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, files: Iterable[FileVersion]
 ) -> bool:
     """Whether a submit would take any; an execution of nothing helps nobody."""
     verdicts = submission.preview(coordination.db, pipeline.name, files, released=config.released)

@@ -15,14 +15,17 @@ from pg_pipeline.assets.callback import run_callback
 from pg_pipeline.coordination.lease import Finish, Lease
 from pg_pipeline.coordination.types import JSON, BatchFile, BatchResult
 from pg_pipeline.coordination.worker import Worker
-from pg_pipeline.errors import LeaseLost
+from pg_pipeline.errors import ConfigurationError, LeaseLost
+from pg_pipeline.spark.arrow_reader import needs_spark
 from pg_pipeline.spark.batches import batches_at_once, pool_of
-from pg_pipeline.spark.errors import SparkDied
+from pg_pipeline.spark.errors import RecipeError, SparkDied
 from pg_pipeline.spark.executors import why_ended
+from pg_pipeline.spark.hadoop import check_reachable
 from pg_pipeline.spark.infer import infer_schema
 from pg_pipeline.spark.process import Processed, cancel, process_batch
 from pg_pipeline.spark.progress import Progress
 from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline.storage.urls import is_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +76,10 @@ class Bench:
         """The session, started on first use: a worker is registered before."""
         with self._starting:
             if self._spark is None:
-                self._spark = self._start_spark()
+                made = self._start_spark()
+                for pipeline in self._pipelines.values():
+                    check_pipeline(made, pipeline)
+                self._spark = made
             return self._spark
 
     def warm_up(self) -> None:
@@ -175,6 +181,17 @@ class Bench:
         except LeaseLost as lost:
             return Outcome(lease, "lost", str(lost))
         return Outcome(lease, "failed", _first_line(error), failed.dead_letter, failed.retry_at)
+
+
+def check_pipeline(spark: SparkSession, pipeline: FilePipeline) -> None:
+    """ConfigurationError when its files lie where its reader cannot go: before a batch is claimed, not for each."""
+    recipe = pipeline.recipe()
+    places = [place for place in pipeline.allowed_roots if is_url(place)]
+    if places and (recipe.schema is not None or recipe.reader == "spark") and needs_spark(recipe):
+        try:
+            check_reachable(spark, places)
+        except RecipeError as error:
+            raise ConfigurationError(f"Pipeline {pipeline.name}: {error}") from None
 
 
 def _described(processed: Processed) -> BatchResult:

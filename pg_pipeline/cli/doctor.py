@@ -1,6 +1,7 @@
 """`pg-pipeline doctor`: is everything here that a pipeline needs, and how is each thing mended?"""
 
 import importlib
+import importlib.util
 import os
 import shutil
 import stat
@@ -22,9 +23,11 @@ from pg_pipeline.embedded.postgres import embedded_server, ensure_running
 from pg_pipeline.errors import PgPipelineError
 from pg_pipeline.settings import Settings, get_settings
 from pg_pipeline.sqlfiles import read_sql
+from pg_pipeline.storage.urls import EXTRAS, url_of
 
 PACKAGES = ("dagster", "dagster-webserver", "dagster-postgres", "dagster-pyspark", "psycopg", "pyspark", "pyarrow")
 LOW_ROOM = 2**30
+PACKAGES_OF = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "sftp": "paramiko"}
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -155,8 +158,33 @@ def _spark(_: Settings) -> Iterator[Finding]:
     yield Finding("Spark", f"can be imported, workers run {os.environ.get('PYSPARK_PYTHON', Path(sys.executable))}")
 
 
+def _stores(_: Settings) -> Iterator[Finding]:
+    """Stores."""
+    from pg_pipeline.cli.recipes import known
+    from pg_pipeline.spark.hadoop import jar, missing
+
+    wanted: dict[str, set[str]] = {}  # protocol to the readers of the pipelines that use it
+    for pipeline in known().values():
+        for url in filter(None, map(url_of, pipeline.allowed_roots)):
+            wanted.setdefault(url.protocol, set()).add(pipeline.reader)
+    for protocol in sorted({"s3", *wanted}):
+        there = importlib.util.find_spec(PACKAGES_OF[protocol]) is not None if protocol in PACKAGES_OF else True
+        extra = EXTRAS[protocol]
+        yield Finding(
+            f"{protocol}://",
+            "can be read" if there else f"cannot be read without {PACKAGES_OF[protocol]}",
+            "" if there or protocol not in wanted else f"pip install 'pg-pipeline[{extra}]'",
+        )
+    found = jar("s3")
+    yield Finding(
+        "S3 by Spark's own reader",
+        str(found) if found else "no jar hadoop-aws in Spark's folder; the Arrow reader needs none",
+        "" if found or "spark" not in wanted.get("s3", ()) else f"give Spark {missing('s3')}, or set reader to arrow",
+    )
+
+
 def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-CHECKS = (_versions, _variables, _data_folder, _postgres, _java, _spark)
+CHECKS = (_versions, _variables, _data_folder, _postgres, _java, _spark, _stores)

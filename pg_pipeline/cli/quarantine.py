@@ -1,6 +1,5 @@
 """`pg-pipeline quarantine`: files set aside because they are bad, while the rest of their batch went through."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from pg_pipeline.cli.rerun import again, tell
 from pg_pipeline.coordination import executions
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.errors import NotFound
+from pg_pipeline.storage.urls import local_path
 
 app = group(help="Quarantine: files that were set aside because they are bad.", no_args_is_help=True)
 
@@ -86,6 +86,7 @@ def _replace(db: Database, row: dict[str, Any], paths: list[str]) -> None:
 
     recipe = recipes.named(row["pipeline"])
     for path in paths:
-        if "://" in path or Path(path).is_file():
+        here = local_path(path)
+        if here.is_file() if here is not None else recipe.storage.find(path) is not None:
             for file in landing.under(recipe, [path]):
                 executions.replace_file(db, row["execution"], file)

@@ -17,6 +17,8 @@ from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.submission import Submission
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import InvalidInput, NotFound
+from pg_pipeline.storage.roots import is_inside
+from pg_pipeline.storage.urls import canonical, is_url
 
 
 def submit(
@@ -40,17 +42,18 @@ def submit(
 ) -> None:
     """Submit files: one execution, cut into batches."""
     # Absolute, so that the same request from another folder is the same request.
-    wanted = [path if "://" in path else os.path.abspath(Path(path).expanduser()) for path in paths or ()]
+    wanted = [_whole(path) for path in paths or ()]
     _check_usage(wanted, keep_open=keep_open, add=add, seal=seal, dry_run=dry_run, request_key=request_key)
     recipe = recipes.named(pipeline)
 
     def listed() -> Iterator[FileVersion]:
         from pg_pipeline.pipelines import landing
 
-        for path in wanted:
-            if "://" not in path and not Path(path).exists():
-                raise NotFound(f"There is no file or folder {path}: nothing was submitted.")
         try:
+            for path in wanted:
+                refused = is_url(path) and not is_inside(path, recipe.allowed_roots)  # nothing is asked there
+                if not refused and not landing.exists(recipe, path):
+                    raise NotFound(f"There is no file or folder {path}: nothing was submitted.")
             yield from landing.under(recipe, wanted)
         except OSError as error:
             raise InvalidInput(f"{error.filename or error} cannot be read: nothing was submitted.") from None
@@ -78,6 +81,12 @@ def submit(
         emit({name: getattr(made, name) for name in shapes.SUBMISSION})
     else:
         _tell(made, asked_before=not made.created and add is None)
+
+
+def _whole(path: str) -> str:
+    if is_url(path):
+        return canonical(path)
+    return path if path.startswith("file://") else os.path.abspath(Path(path).expanduser())
 
 
 def _check_usage(

@@ -1,4 +1,5 @@
-"""What has landed. A sensor lists one bounded page at a time, the enqueue asset everything; both see the same."""
+"""What has landed. A sensor lists one bounded page at a time, the enqueue asset all that may be new; both see the
+same. Nothing holds a whole listing: what is submitted is listed again, as it is taken."""
 
 from __future__ import annotations
 
@@ -8,26 +9,38 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import InvalidInput
 from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.pipelines.pipeline import FilePipeline
-from pg_pipeline.spark.roots import is_inside
+from pg_pipeline.storage import Entry, Storage
+from pg_pipeline.storage.entry import as_text
+from pg_pipeline.storage.roots import is_inside
+from pg_pipeline.storage.urls import canonical, is_url, local_path, url_of
 
 MARKER = "_SUCCESS"
 MANIFEST = "*.manifest"
-GROWING_SECONDS = 2.0  # a file that changed this short ago may not be whole
 PAGE_ENTRIES = 5_000
 MANIFEST_BYTES = 64 << 20
 MANIFEST_FILES = 1_000_000
-PATH_BYTES = 4096  # as the ledger has it
+_END = "\U0010ffff"  # after every name
 
 _log = logging.getLogger("pg_pipeline.landing")
+
+
+class Files(Iterable[FileVersion]):
+    """The files of a delivery: listed when they are asked for, as often as they are."""
+
+    def __init__(self, listing: Callable[[], Iterable[Entry]]) -> None:
+        self._listing = listing
+
+    def __iter__(self) -> Iterator[FileVersion]:
+        return (entry.file for entry in self._listing())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,140 +49,217 @@ class Found:
 
     name: str
     request_key: str
-    files: Sequence[FileVersion]
+    files: Files
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of a listing. `cursor` is where the next part begins, None at the end; `newest` is the youngest change."""
+    """Part of a listing. `cursor` is where the next part begins, None at the end; `newest` is the youngest change,
+    `last` the last path seen."""
 
     found: Sequence[Found]
     cursor: str | None
     newest: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: str
-    size: int
-    mtime_ns: int
-
-    @property
-    def changed(self) -> float:
-        return self.mtime_ns / 1e9
-
-    @property
-    def version(self) -> FileVersion:
-        try:
-            modified_at = datetime.fromtimestamp(self.changed, UTC)
-        except (ValueError, OverflowError):  # whoever lands files also sets their times
-            modified_at = None
-        return FileVersion(as_text(self.path), f"{self.size}-{self.mtime_ns}", self.size, modified_at)
+    last: str = ""
 
 
 def page(pipeline: FilePipeline, after: str | None = None, limit: int = PAGE_ENTRIES) -> Page:
     """Deliveries from where the last page ended, looking at about `limit` entries."""
-    root = pipeline.landing_dir
-    if root is None or not root.is_dir():
+    if pipeline.landing_place is None:
         return Page((), None)
-    delivery = Delivery.parse(pipeline.delivery)
-    found: list[Found] = []
-    loose: list[_Entry] = []
-    seen, newest, last = 0, 0.0, after
-    for folder, entries in _folders(root, tuple(after.split("/")) if after else ()):
-        if seen >= limit:
-            return Page([*found, *_loose(loose)], last, newest)
-        seen += len(entries) + 1
-        last = "/".join(folder.relative_to(root).parts) or "."
-        if delivery.kind == "folder" and any(Path(e.path).name == MARKER for e in entries):
-            everything = list(_below(folder))
-            seen += len(everything)
-            found.extend(_closed_folder(pipeline, root, folder, entries, everything))
-        elif delivery.kind == "manifest":
-            for manifest in entries:
-                if fnmatch.fnmatch(Path(manifest.path).name, MANIFEST):
-                    found.extend(_closed_manifest(root, manifest))
-        elif delivery.kind == "quiet":
-            mine = _data(pipeline, entries)
-            newest = max([newest, *(e.changed for e in mine)])
-            loose.extend(mine)
-    return Page([*found, *_loose(loose)], None, newest)
+    looking = _Looking(pipeline, pipeline.landing_place, after or "", limit)
+    found = list(looking.deliveries())
+    if looking.loose:
+        settled = looking.loose
+        found.append(_found("landing", settled, lambda: settled))
+    return Page(found, looking.last if looking.more else None, looking.newest, looking.last)
 
 
-def everything(pipeline: FilePipeline) -> Iterator[Found]:
-    """The whole landing folder, as the enqueue asset takes it. Of loose files, those that came before the quiet."""
-    whole = page(pipeline, limit=2**62)
-    quiet = Delivery.parse(pipeline.delivery).quiet_seconds
-    if Delivery.parse(pipeline.delivery).kind == "quiet" and time.time() - whole.newest < quiet:
+def everything(pipeline: FilePipeline, after: str | None = None) -> Iterator[Found]:
+    """The whole landing folder, or what follows `after` in it. Of loose files, those that came before the quiet."""
+    place = pipeline.landing_place
+    if place is None:
         return
-    yield from whole.found
+    delivery = Delivery.parse(pipeline.delivery)
+    if delivery.kind != "quiet":
+        yield from _Looking(pipeline, place, after or "", 2**62).deliveries()
+        return
+    newest, mark, count = 0.0, hashlib.sha256(), 0
+    for entry in _data(pipeline, pipeline.storage.walk(place, after or "")):
+        newest = max(newest, entry.changed)
+        if not entry.growing:
+            mark.update(entry.mark)
+            count += 1
+    if not count or time.time() - newest < delivery.quiet_seconds:
+        return
+
+    def settled() -> Iterator[Entry]:
+        entries = _data(pipeline, pipeline.storage.walk(place, after or ""))
+        return (entry for entry in entries if not entry.growing and entry.changed <= newest)
+
+    yield Found("landing", _key("landing", mark), Files(settled))
+
+
+def containing(pipeline: FilePipeline, path: str) -> Iterator[Found]:
+    """The deliveries that a file in landing completes, or came too late for: of the folder that a marker closes, or
+    of the manifests beside it."""
+    place = pipeline.landing_place
+    if place is None or not path.startswith(place.rstrip("/") + "/"):
+        return
+    folder = path.rpartition("/")[0]
+    if Delivery.parse(pipeline.delivery).kind == "manifest":
+        looking = _Looking(pipeline, place, "", 2**62)
+        for entry in pipeline.storage.walk(folder):
+            if entry.path.rpartition("/")[0] == folder and fnmatch.fnmatchcase(entry.name, MANIFEST):
+                yield from looking.manifest(entry)
+        return
+    looking = _Looking(pipeline, place, "", 2**62)
+    closed = looking.closing(folder)
+    if closed is not None:
+        yield from looking.folder(closed)
 
 
 def under(pipeline: FilePipeline, paths: Sequence[str]) -> Iterator[FileVersion]:
     """Files as they were named; a folder stands for the data files in it, at any depth."""
     for given in paths:
-        if not is_inside(given if "://" in given else str(Path(given).expanduser()), pipeline.allowed_roots):
+        named = is_url(given) or given.startswith("file://")
+        wanted = canonical(given) if named else os.path.abspath(Path(given).expanduser())
+        if not is_inside(wanted, pipeline.allowed_roots):
             raise InvalidInput(
                 f"{given} is outside the folders that {pipeline.name} may read: add its folder to the pipeline's roots."
             )
-        path = Path(os.path.abspath(Path(given).expanduser())) if "://" not in given else None
-        if path is None:
-            from pg_pipeline.spark.files import file_version
-
-            yield file_version(given)
-        elif path.is_dir():
-            yield from (entry.version for entry in _data(pipeline, _below(path)))
-        else:
-            entry = _entry(path)
-            yield entry.version if entry else FileVersion(str(path), "missing", 0)
-
-
-def _closed_folder(
-    pipeline: FilePipeline, root: Path, folder: Path, entries: Sequence[_Entry], everything: Sequence[_Entry]
-) -> Iterator[Found]:
-    files = _data(pipeline, everything)
-    marker = next(e for e in entries if Path(e.path).name == MARKER)
-    if files and not _growing([marker, *files]):
-        yield _found(str(folder.relative_to(root)), [marker, *files], files)
+        folder = local_path(wanted)
+        entry = None if folder is not None and folder.is_dir() else pipeline.storage.find(wanted)
+        if entry is not None:
+            yield entry.file
+            continue
+        found = False
+        if folder is None or folder.is_dir():
+            for entry in _data(pipeline, pipeline.storage.walk(str(folder or wanted))):
+                found = True
+                yield entry.file
+        if not found and (folder is None or not folder.is_dir()):
+            yield FileVersion(wanted, "missing", 0)
 
 
-def as_text(path: str) -> str:
-    """A name that is not UTF-8 as the ledger can hold it. No file is there: it is set aside as missing, and seen."""
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    if text == path or len(text.encode()) <= PATH_BYTES:
-        return text
-    return f"{text[: PATH_BYTES // 4]}…{hashlib.sha256(text.encode()).hexdigest()}"
+def exists(pipeline: FilePipeline, path: str) -> bool:
+    """Whether there is a file, or a folder with files in it."""
+    folder = local_path(path)
+    if folder is not None:
+        return folder.exists()
+    storage = pipeline.storage
+    return storage.find(path) is not None or any(True for _ in storage.walk(path))
 
 
-def _closed_manifest(root: Path, manifest: _Entry) -> Iterator[Found]:
-    """Lines of paths, or a JSON list of paths or of {"path", "size"}; it waits for what it names."""
-    place = Path(manifest.path)
-    if manifest.size > MANIFEST_BYTES:
-        _log.warning(
-            "%r has %d bytes, more than a manifest may (%d): split it", str(place), manifest.size, MANIFEST_BYTES
-        )
-        return
-    try:
-        text = place.read_text(encoding="utf-8")
-        named = (
-            json.loads(text) if text.lstrip().startswith("[") else [line for line in text.split("\n") if line.strip()]
-        )
-        wanted = [(_text(n["path"]), n.get("size")) if isinstance(n, dict) else (_text(n), None) for n in named]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # still being written
-    if len(wanted) > MANIFEST_FILES:
-        _log.warning(
-            "%r names %d files, more than a manifest may (%d): split it", str(place), len(wanted), MANIFEST_FILES
-        )
-        return
-    files = []
-    for name, size in wanted:
-        entry = _entry(Path(os.path.abspath(place.parent / name))) if "\0" not in name else None
-        if entry is None or (size is not None and entry.size != size):
+class _Looking:
+    """One look through landing, in the order of the paths."""
+
+    def __init__(self, pipeline: FilePipeline, place: str, after: str, limit: int) -> None:
+        self.pipeline = pipeline
+        self.storage: Storage = pipeline.storage
+        self.kind = Delivery.parse(pipeline.delivery).kind
+        self.place = place.rstrip("/")
+        self.limit = limit
+        self.last = after
+        self.seen = 0
+        self.more = False
+        self.newest = 0.0
+        self.loose: list[Entry] = []
+        self._marked: dict[str, bool] = {}
+
+    def deliveries(self) -> Iterator[Found]:
+        going = True
+        while going:
+            going = False
+            for entry in self.storage.walk(self.place, self.last):
+                if self.seen >= self.limit:
+                    self.more = True
+                    return
+                self.seen += 1
+                self.last = entry.path[len(self.place) + 1 :]
+                if self.kind == "folder" and entry.name == MARKER:
+                    folder = entry.path.rpartition("/")[0]
+                    if self.closing(folder) == folder:
+                        yield from self.folder(folder)
+                    if folder != self.place:  # what lies below belongs to it
+                        self.last = f"{folder[len(self.place) + 1 :]}/{_END}"
+                        going = True
+                elif self.kind == "manifest" and fnmatch.fnmatchcase(entry.name, MANIFEST):
+                    yield from self.manifest(entry)
+                elif self.kind == "quiet" and _is_data(self.pipeline, entry.name):
+                    self.newest = max(self.newest, entry.changed)
+                    if not entry.growing:
+                        self.loose.append(entry)
+                if going:
+                    break
+
+    def closing(self, folder: str) -> str | None:
+        """The topmost folder of landing with a marker that this one is, or is in."""
+        inner = folder[len(self.place) :].split("/")[1:] if folder != self.place else []
+        for depth in range(len(inner) + 1):
+            candidate = "/".join([self.place, *inner[:depth]])
+            if candidate not in self._marked:
+                self._marked[candidate] = self.storage.find(f"{candidate}/{MARKER}") is not None
+            if self._marked[candidate]:
+                return candidate
+        return None
+
+    def folder(self, folder: str) -> Iterator[Found]:
+        name = folder[len(self.place) + 1 :] or "."
+        mark, count = hashlib.sha256(), 0
+        for entry in self.storage.walk(folder):
+            self.seen += 1
+            data = _is_data(self.pipeline, entry.name)
+            if not data and entry.path != f"{folder}/{MARKER}":
+                continue
+            if entry.growing:
+                return
+            mark.update(entry.mark)
+            count += data
+        if count:
+            settled = lambda: (e for e in _data(self.pipeline, self.storage.walk(folder)) if not e.growing)  # noqa: E731
+            yield Found(as_text(name), _key(name, mark), Files(settled))
+
+    def manifest(self, manifest: Entry) -> Iterator[Found]:
+        """Lines of paths, or a JSON list of paths or of {"path", "size"}; it waits for what it names."""
+        if manifest.size > MANIFEST_BYTES:
+            _log.warning(
+                "%r has %d bytes, more than a manifest may (%d): split it", manifest.path, manifest.size, MANIFEST_BYTES
+            )
             return
-        files.append(entry)
-    if files and not _growing([manifest, *files]):
-        yield _found(str(place.relative_to(root)), [manifest, *files], files)
+        try:
+            with self.storage.open(manifest.path) as stream:
+                text = stream.read(manifest.size + 1).decode()
+            named = json.loads(text) if text.lstrip().startswith("[") else [n for n in text.split("\n") if n.strip()]
+            wanted = [(_text(n["path"]), n.get("size")) if isinstance(n, dict) else (_text(n), None) for n in named]
+        except (FileNotFoundError, PermissionError, ValueError, KeyError, TypeError, RecursionError):
+            return  # still being written
+        if len(wanted) > MANIFEST_FILES:
+            _log.warning(
+                "%r names %d files, more than a manifest may (%d): split it",
+                manifest.path,
+                len(wanted),
+                MANIFEST_FILES,
+            )
+            return
+        files = []
+        for name, size in wanted:
+            try:
+                entry = self._named(manifest, name)
+            except InvalidInput as error:
+                _log.warning("%r names what cannot be read: %s", manifest.path, error)
+                return
+            if entry is None or (size is not None and entry.size != size):
+                return
+            files.append(entry)
+        if files and not any(entry.growing for entry in (manifest, *files)):
+            yield _found(manifest.path[len(self.place) + 1 :], [manifest, *files], lambda: files)
+
+    def _named(self, manifest: Entry, name: str) -> Entry | None:
+        path = _beside(manifest.path, name) if "\0" not in name else name
+        url = url_of(path)
+        # No file can be there: it is handed on, for all to see, and set aside by whoever would read it.
+        return Entry(path, 0, None, "missing") if url is not None and url.climbs else self.storage.find(path)
 
 
 def _text(name: object) -> str:
@@ -178,84 +268,28 @@ def _text(name: object) -> str:
     return name.strip()
 
 
-def _loose(entries: Sequence[_Entry]) -> Iterator[Found]:
-    settled = [e for e in entries if not _growing([e])]
-    if settled:
-        yield _found("landing", settled, settled)
+def _beside(manifest: str, name: str) -> str:
+    """What a manifest names: a path or URL, or a name beside it."""
+    url = url_of(manifest)
+    if url is None or is_url(name):
+        return canonical(name) if is_url(name) else os.path.abspath(Path(manifest).parent / name)
+    return f"{url.store}{name[1:]}" if name.startswith("/") else f"{manifest.rpartition('/')[0]}/{name}"
 
 
-def _found(name: str, keyed: Sequence[_Entry], files: Sequence[_Entry]) -> Found:
+def _found(name: str, keyed: Sequence[Entry], files: Callable[[], Iterable[Entry]]) -> Found:
     mark = hashlib.sha256()
     for entry in sorted(keyed, key=lambda e: e.path):
-        mark.update(f"{entry.path}\0{entry.size}\0{entry.mtime_ns}\0".encode("utf-8", "surrogateescape"))
-    name = as_text(name)
-    return Found(name, f"landing:{name[:300]}:{mark.hexdigest()[:24]}", [e.version for e in files])
+        mark.update(entry.mark)
+    return Found(as_text(name), _key(name, mark), Files(files))
 
 
-def _data(pipeline: FilePipeline, entries: Iterator[_Entry] | Sequence[_Entry]) -> list[_Entry]:
-    patterns = pipeline.patterns
-    names = ((entry, Path(entry.path).name) for entry in entries)
-    return [e for e, n in names if n[0] not in "._" and any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+def _key(name: str, mark: Any) -> str:
+    return f"landing:{as_text(name)[:300]}:{mark.hexdigest()[:24]}"
 
 
-def _growing(entries: Sequence[_Entry]) -> bool:
-    now = time.time()
-    return any(now - GROWING_SECONDS < entry.changed <= now + GROWING_SECONDS for entry in entries)
+def _data(pipeline: FilePipeline, entries: Iterable[Entry]) -> Iterator[Entry]:
+    return (entry for entry in entries if _is_data(pipeline, entry.name))
 
 
-def _folders(root: Path, after: tuple[str, ...]) -> Iterator[tuple[Path, list[_Entry]]]:
-    """Folders with their files, in order of their paths, from the one that follows `after`."""
-
-    waiting: list[tuple[str, ...]] = [()]  # no recursion: who lands files also says how deep
-    while waiting:
-        parts = waiting.pop()
-        folder = root.joinpath(*parts)
-        files, folders = _list(folder)
-        if not after or parts > after or (after == (".",) and parts):
-            yield folder, files
-        if any(Path(e.path).name == MARKER for e in files):
-            continue  # what lies below belongs to it
-        for name in reversed(folders):
-            below = (*parts, name)
-            if not after or after == (".",) or below >= after[: len(below)]:
-                waiting.append(below)
-
-
-def _below(folder: Path) -> Iterator[_Entry]:
-    waiting = [folder]
-    while waiting:
-        folder = waiting.pop()
-        files, folders = _list(folder)
-        yield from files
-        waiting.extend(folder / name for name in reversed(folders))
-
-
-def _list(folder: Path) -> tuple[list[_Entry], list[str]]:
-    """Files and subfolders, sorted; what vanishes meanwhile is left out."""
-    files: list[_Entry] = []
-    folders: list[str] = []
-    try:
-        with os.scandir(folder) as listing:
-            for item in listing:
-                try:
-                    if item.is_symlink() and item.is_dir():
-                        continue  # what it leads to is in landing anyway, or not ours; and links may go round
-                    if item.is_dir():
-                        if not item.name.startswith((".", "_")):
-                            folders.append(item.name)
-                    elif item.is_file():
-                        found = item.stat()
-                        files.append(_Entry(item.path, found.st_size, found.st_mtime_ns))
-                except OSError:
-                    continue
-    except OSError:
-        pass
-    return sorted(files, key=lambda e: e.path), sorted(folders)
-
-
-def _entry(path: Path) -> _Entry | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return _Entry(str(path), found.st_size, found.st_mtime_ns)
+def _is_data(pipeline: FilePipeline, name: str) -> bool:
+    return not name.startswith((".", "_")) and any(fnmatch.fnmatchcase(name, p) for p in pipeline.patterns)

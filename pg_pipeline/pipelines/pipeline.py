@@ -17,6 +17,9 @@ from pg_pipeline.pipelines import ddl
 from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.sinks.base import Sink
 from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline.storage import Storage
+from pg_pipeline.storage.options import check as check_options
+from pg_pipeline.storage.urls import canonical, is_url, local_path, url_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -31,6 +34,8 @@ _WHOLE = {
     "max_file_bytes": (1, 2**63 - 1),
 }
 _PATTERNS = {"json": ("*.json", "*.jsonl", "*.ndjson"), "csv": ("*.csv",), "parquet": ("*.parquet",)}
+_SQUEEZED = re.compile(r"[a-z][a-z0-9]+:/[^/]")
+RESCAN_SECONDS = 300.0
 _COMPRESSED = ("", ".gz", ".zst")
 
 
@@ -42,7 +47,10 @@ class FilePipeline:
     `provenance` keeps each row's file in the column `_file`; its execution and batch are always kept.
     `transform` is `(df, batch) -> df`, `callback` is `(spark, execution) -> DataFrame or dict`. `policy` says what a
     dead batch does: `strict` holds the callback back, `partial` goes on without it, `abort` ends the execution.
-    Files are read only below `landing` and `roots`, after links are resolved; with neither, anywhere.
+    Files are read only below `landing` and `roots`, after links are resolved; with neither, anywhere. Both may be
+    URLs, such as s3://bucket/orders; `storage_options` are fsspec's, with secrets named as "env:VARIABLE". `rescan` is
+    how often all of landing is listed, and not only what sorts after what was seen: always for a folder, every five
+    minutes for a URL.
     `tolerance` is the share of quarantined files that the asset check lets pass, `retention` how long the partitions
     of an ended execution stay in Dagster.
     """
@@ -53,6 +61,8 @@ class FilePipeline:
     landing: str | Path | None = None
     delivery: str = "folder"
     roots: Sequence[str | Path] = ()
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    rescan: timedelta | None = None
     schema: str | None = None
     transform: Callable[..., Any] | None = None
     callback: Callable[..., Any] | None = None
@@ -105,11 +115,13 @@ class FilePipeline:
             raise ConfigurationError(f"options is {self.options!r}: use names and values that Spark's reader takes.")
         if not isinstance(self.landing, str | Path | None):
             raise ConfigurationError(f"landing is {self.landing!r}: it must be a folder.")
-        if self.landing is not None and "://" in str(self.landing):
-            raise ConfigurationError(
-                f"landing is {str(self.landing)!r}: it must be a folder of this machine; "
-                "submit paths of an object store instead."
-            )
+        if not isinstance(self.rescan, timedelta | None) or (self.rescan is not None and self.rescan < timedelta()):
+            raise ConfigurationError(f"rescan is {self.rescan!r}: use a timedelta, or None.")
+        check_options(self.storage_options)
+        for place in self.allowed_roots:
+            url = url_of(place)
+            if url is not None and url.climbs:
+                raise ConfigurationError(f"landing and roots are folders without . and .. in them, unlike {place!r}.")
         Delivery.parse(self.delivery)
         if not isinstance(self.sink, Sink):
             raise ConfigurationError(f"sink is {self.sink!r}: use PostgresTable(…), ParquetDataset(…) or a Sink.")
@@ -139,19 +151,30 @@ class FilePipeline:
             transform=self.transform,
             provenance=self.provenance,
             roots=self.allowed_roots,
+            storage=self.storage,
         )
 
     @property
-    def landing_dir(self) -> Path | None:
+    def storage(self) -> Storage:
+        """How its files are reached."""
+        return Storage(self.storage_options)
+
+    @property
+    def landing_place(self) -> str | None:
         """Absolute: a path in the ledger means the same file from every process."""
-        return None if self.landing is None else Path(os.path.abspath(Path(self.landing).expanduser()))
+        return None if self.landing is None else _place(self.landing)
+
+    @property
+    def rescan_seconds(self) -> float:
+        """Listing a folder costs nothing, listing a bucket costs a request for each thousand files."""
+        if self.rescan is not None:
+            return self.rescan.total_seconds()
+        return RESCAN_SECONDS if self.landing is not None and is_url(str(self.landing)) else 0.0
 
     @property
     def allowed_roots(self) -> tuple[str, ...]:
         """Where its files may be; what lies elsewhere is refused when it is submitted, and set aside by workers."""
-        named = [str(root) for root in self.roots]
-        places = [root if "://" in root else os.path.abspath(Path(root).expanduser()) for root in named]
-        return (*((str(self.landing_dir),) if self.landing is not None else ()), *places)
+        return tuple(_place(root) for root in (*((self.landing,) if self.landing is not None else ()), *self.roots))
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -194,6 +217,15 @@ _CHOICES: dict[str, Any] = {
 def _texts(name: str, given: Any, what: str) -> None:
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
         raise ConfigurationError(f"{name} is {given!r}: use a list of {what}.")
+
+
+def _place(given: str | Path) -> str:
+    text = str(given)
+    if isinstance(given, Path) and _SQUEEZED.match(text):
+        raise ConfigurationError(f"{text} was a URL before it was made a Path: give it as text.")
+    if is_url(text):
+        return canonical(text).rstrip("/")
+    return os.path.abspath((local_path(text) or Path(text)).expanduser())
 
 
 def _takes_two(name: str, given: Callable[..., Any] | None, form: str) -> None:

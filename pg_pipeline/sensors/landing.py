@@ -1,5 +1,9 @@
-"""Landing: new and changed files, by delivery. A tick lists for a moment from its cursor; the enqueue asset scans
-everything and submits, so a tick that is repeated or interrupted changes nothing."""
+"""Landing: new and changed files, by delivery. A tick lists for a moment from its cursor; the enqueue asset lists again
+and submits, so a tick that is repeated or interrupted changes nothing.
+
+Between two listings of everything only what sorts after the watermark is listed: dated names are found at once, and
+what came in elsewhere with the next listing of everything.
+"""
 
 import json
 import time
@@ -16,6 +20,7 @@ from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
 from pg_pipeline.sensors.runs import EVERY_LOOP, GOING, WAITING
+from pg_pipeline.storage.entry import GROWING_SECONDS
 
 TICK_SECONDS = 0.5
 RETRY_SECONDS = 30.0
@@ -23,11 +28,15 @@ RETRY_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where the listing is; of loose files also the newest change and whether any is new, since it began."""
+    """Where the listing is, and where it began; of loose files also the newest change and whether any is new since.
+    `high` is the watermark, `scanned` when everything was last listed to its end."""
 
     after: str | None = None
+    began: str = ""
     newest: float = 0.0
     fresh: bool = False
+    high: str = ""
+    scanned: float = 0.0
 
     @classmethod
     def read(cls, text: str | None) -> "_Cursor":
@@ -56,36 +65,50 @@ def landing_sensor(pipeline: FilePipeline, *, interval: int = EVERY_LOOP) -> dg.
         cursor = _Cursor.read(context.cursor)
         found = _look(pipeline, db, cursor)
         written = json.dumps(asdict(cursor))
-        if not found:
+        if found is None:
             return dg.SensorResult(skip_reason="Nothing new has landed.", cursor=written)
-        request = dg.RunRequest(run_key=None, tags={REQUEST_TAG: pipeline.name})
+        config = {"ops": {f"{pipeline.name}__enqueued": {"config": {"since": found}}}} if found else {}
+        request = dg.RunRequest(run_key=None, run_config=config, tags={REQUEST_TAG: pipeline.name})
         return dg.SensorResult(run_requests=[request], cursor=written)
 
     return sense
 
 
-def _look(pipeline: FilePipeline, db: Database, cursor: _Cursor) -> bool:
-    """List on from the cursor for a moment; whether there is something to submit."""
+def _look(pipeline: FilePipeline, db: Database, cursor: _Cursor) -> str | None:
+    """List on from the cursor for a moment; after which path there is something to submit, None for nowhere."""
     delivery = Delivery.parse(pipeline.delivery)
     until = time.monotonic() + TICK_SECONDS
+    if cursor.after is None:
+        due = time.time() - cursor.scanned >= pipeline.rescan_seconds
+        cursor.began = "" if due else cursor.high
+        cursor.newest, cursor.fresh = 0.0, False
     while True:
-        page = landing.page(pipeline, cursor.after)
+        page = landing.page(pipeline, cursor.began if cursor.after is None else cursor.after)
         cursor.after = page.cursor
         if delivery.kind == "quiet":
             cursor.newest = max(cursor.newest, page.newest)
             cursor.fresh = cursor.fresh or any(_has_new(pipeline, db, one) for one in page.found)
-            if page.cursor is None:  # the whole folder was seen
+            if page.cursor is None:  # all was seen
                 ready = cursor.fresh and time.time() - cursor.newest >= delivery.quiet_seconds
-                cursor.newest, cursor.fresh = 0.0, False
-                return ready
+                growing = cursor.newest > time.time() - GROWING_SECONDS
+                _end(cursor, cursor.high if cursor.fresh or growing else page.last)
+                return cursor.began if ready else None
         else:
             known = known_requests(db, pipeline.name, [one.request_key for one in page.found])
             if any(one.request_key not in known and _has_new(pipeline, db, one) for one in page.found):
-                return True
+                return cursor.began
             if page.cursor is None:
-                return False
+                # The last folder is listed again: its marker may sort before what is in it.
+                _end(cursor, page.last.rpartition("/")[0] + "/" if "/" in page.last else "")
+                return None
         if time.monotonic() > until:
-            return False
+            return None
+
+
+def _end(cursor: _Cursor, high: str) -> None:
+    if not cursor.began:
+        cursor.scanned = time.time()
+    cursor.high = max(high, cursor.began)
 
 
 def _has_new(pipeline: FilePipeline, db: Database, found: landing.Found) -> bool:

@@ -20,7 +20,7 @@ HEADER_BYTES = 1 << 20
 
 def read_csv(path: str, plan: ReadPlan) -> Iterator[Piece]:
     bad = BadLines(plan.max_bad_lines)
-    with open_text(path, plan.max_file_bytes) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
+    with open_text(path, plan.max_file_bytes, plan.storage) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
         check_text(stream.peek(4096)[:4096])
         header = parse_header(stream, plan)
         extra = check_header(header, plan.fields.names, rescue=plan.rescued_column is not None)

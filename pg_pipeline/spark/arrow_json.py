@@ -38,7 +38,7 @@ class _BadLine(Exception):
 def read_json(path: str, plan: ReadPlan) -> Iterator[Piece]:
     reader = _JsonReader(plan)
     found = False
-    with open_text(path, plan.max_file_bytes) as stream:
+    with open_text(path, plan.max_file_bytes, plan.storage) as stream:
         for chunk in whole_lines(stream):
             if reader.line == 1:
                 check_text(chunk[:4096])

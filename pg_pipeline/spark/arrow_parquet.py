@@ -15,7 +15,7 @@ ROWS = 64 * 1024
 
 
 def read_parquet(path: str, plan: ReadPlan) -> Iterator[Piece]:
-    with open_raw(path) as raw:
+    with open_raw(path, plan.storage) as raw:
         check_magic(raw.read(4))
         raw.seek(0)
         with verdicts():

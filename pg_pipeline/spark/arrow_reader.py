@@ -43,6 +43,11 @@ def arrow_can(recipe: Recipe) -> bool:
     return all(_supports(recipe.format, f.dataType, top=True) for f in recipe.struct().fields)
 
 
+def needs_spark(recipe: Recipe) -> bool:
+    """Whether only Spark's own reader will do."""
+    return recipe.reader == "spark" or (recipe.reader == "auto" and not arrow_can(recipe))
+
+
 def _supports(file_format: str, kind: DataType, *, top: bool = False) -> bool:
     from pyspark.sql import types as t
 
@@ -79,6 +84,7 @@ def read_plan(recipe: Recipe, *, strict: bool = False) -> ReadPlan:
         options=dict(recipe.options),
         strict=strict,
         roots=tuple(recipe.roots),
+        storage=recipe.storage,
     )
 
 
@@ -153,7 +159,7 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
     rows_in = rescued = kept = size = 0
     try:
         check_inside(file.path, plan.roots)
-        check_unchanged(file.path, file.version, file.size, reading=seen)
+        check_unchanged(file.path, file.version, file.size, plan.storage, reading=seen)
         with verdicts():
             for piece in READERS[plan.format](file.path, plan):
                 rows_in += piece.rows_in
@@ -164,20 +170,30 @@ def read_file(file: BatchFile, plan: ReadPlan, spool: Spool, *, seen: bool = Fal
                     raise too_large(f"its rows take more than {plan.max_file_bytes} bytes")
                 spool.add(piece.table)
         check_inside(file.path, plan.roots)  # a link may have been moved meanwhile
-        check_unchanged(file.path, file.version, file.size, reading=True)
+        check_unchanged(file.path, file.version, file.size, plan.storage, reading=True)
     except BadFile as verdict:
-        return FileReport.bad(file.ordinal, _after_reading(verdict, file), file.size)
+        return FileReport.bad(file.ordinal, _after_reading(verdict, file, plan), file.size)
+    except OSError:
+        # A store that will not read on, since the object is another one by now.
+        later = _trouble(file, plan)
+        if later is None:
+            raise
+        return FileReport.bad(file.ordinal, later, file.size)
     except NeedsSpark as doubt:
         return FileReport(file.ordinal, doubtful=str(doubt)[:200], size=file.size)
     return FileReport(file.ordinal, rows_in, rescued, rows_in - kept, size=file.size)
 
 
-def _after_reading(verdict: BadFile, file: BatchFile) -> BadFile:
+def _after_reading(verdict: BadFile, file: BatchFile, plan: ReadPlan) -> BadFile:
     """Bytes that make no sense are explained by a file that changed meanwhile, if it did."""
     if verdict.reason in ("missing", "vanished", "changed", "no_permission", "outside"):
         return verdict
+    return _trouble(file, plan) or verdict
+
+
+def _trouble(file: BatchFile, plan: ReadPlan) -> BadFile | None:
     try:
-        check_unchanged(file.path, file.version, file.size, reading=True)
-    except BadFile as later:
-        return later
-    return verdict
+        check_unchanged(file.path, file.version, file.size, plan.storage, reading=True)
+    except BadFile as found:
+        return found
+    return None

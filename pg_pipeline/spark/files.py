@@ -6,20 +6,20 @@ import errno
 import gzip
 import hashlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import IO, Any, Literal
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyarrow import fs
 
 from pg_pipeline.coordination.types import FileVersion
-from pg_pipeline.spark.roots import NotRegular, is_inside, open_regular
+from pg_pipeline.errors import InvalidInput
+from pg_pipeline.storage import Entry, Storage
+from pg_pipeline.storage.roots import NotRegular, is_inside
 
 Reason = Literal[
     "corrupt",
@@ -38,6 +38,8 @@ Reason = Literal[
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 
+LOCAL = Storage()
+_STAMP = re.compile(r"\d{1,20}-\d{1,20}\Z")  # size and modification time
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 LINE_BYTES = 64 << 20
 # What a byte can unpack to, at most: deflate's longest match, and a block of zstd that repeats one byte.
@@ -54,44 +56,22 @@ class BadFile(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    size: int
-    mtime_ns: int
-
-    @property
-    def version(self) -> str:
-        return f"{self.size}-{self.mtime_ns}"
-
-
-def file_version(path: str, *, content_hash: bool = False) -> FileVersion:
+def file_version(path: str, storage: Storage = LOCAL, *, content_hash: bool = False) -> FileVersion:
     """A file as it is now, as it should be submitted; raises FileNotFoundError when there is none."""
-    now = stat(path)
-    version = f"sha256:{sha256(path)}" if content_hash else now.version
-    modified_at = datetime.fromtimestamp(now.mtime_ns / 1e9, UTC)
-    return FileVersion(path=path, version=version, size=now.size, modified_at=modified_at)
+    found = storage.entry(path).file
+    return replace(found, version=f"sha256:{sha256(path, storage)}") if content_hash else found
 
 
-def stat(path: str) -> Stat:
-    local = local_path(path)
-    if local is not None:
-        found = local.stat()
-        return Stat(found.st_size, found.st_mtime_ns)
-    system, inner = fs.FileSystem.from_uri(path)
-    info = system.get_file_info(inner)
-    if info.type == fs.FileType.NotFound:
-        raise FileNotFoundError(path)
-    return Stat(info.size or 0, info.mtime_ns or 0)
-
-
-def is_version(path: str, version: str, size: int, now: Stat) -> bool:
-    """Whether a file is still what was submitted. An etag cannot be asked for here: its size must do."""
+def is_version(path: str, version: str, size: int, now: Entry, storage: Storage = LOCAL) -> bool:
+    """Whether a file is still what was submitted. Where the store has no etag to hold another's version against, its
+    size must do."""
     if now.size != size:
         return False
     if version.startswith("sha256:"):
-        return sha256(path) == version.removeprefix("sha256:")
-    own_form = version.count("-") == 1 and version.replace("-", "").isdigit()
-    return now.version == version if own_form else True
+        return sha256(path, storage) == version.removeprefix("sha256:")
+    if _STAMP.match(version):  # an etag has more digits
+        return version in (now.stamp, now.version)
+    return now.etag is None or version.strip('"') == now.etag
 
 
 def check_inside(path: str, roots: Sequence[str]) -> None:
@@ -99,18 +79,18 @@ def check_inside(path: str, roots: Sequence[str]) -> None:
         raise BadFile("outside", "the path leads outside the folders that the pipeline may read (its roots)")
 
 
-def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Stat:
+def check_unchanged(path: str, version: str, size: int, storage: Storage = LOCAL, *, reading: bool) -> Entry:
     """The file's state, or BadFile: `reading` says whether it was there before."""
     try:
-        now = stat(path)
-        unchanged = is_version(path, version, size, now)
+        now = storage.entry(path)
+        unchanged = is_version(path, version, size, now, storage)
     except (FileNotFoundError, NotADirectoryError):
         if reading:
             raise BadFile("vanished", "the file was there and is gone") from None
         raise BadFile("missing", "there is no file at this path") from None
     except PermissionError:
         raise BadFile("no_permission", "the worker may not read this file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, InvalidInput) as error:
         # Too long, a loop of links, a NUL: no file can be there.
         if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
             raise
@@ -120,34 +100,23 @@ def check_unchanged(path: str, version: str, size: int, *, reading: bool) -> Sta
     return now
 
 
-def sha256(path: str) -> str:
-    with open_raw(path) as stream:
+def sha256(path: str, storage: Storage = LOCAL) -> str:
+    with open_raw(path, storage) as stream:
         digest = hashlib.sha256()
         while block := stream.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
 
 
-def local_path(path: str) -> Path | None:
-    if "://" not in path and not path.startswith("file:"):
-        return Path(path)
-    parts = urlsplit(path)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
 def compression(path: str) -> str | None:
-    return _COMPRESSIONS.get(Path(urlsplit(path).path if "://" in path else path).suffix.lower())
+    return _COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
 
 
-def open_raw(path: str) -> IO[bytes]:
-    local = local_path(path)
-    if local is not None:
-        try:
-            return open_regular(local)
-        except NotRegular:
-            raise BadFile("wrong_format", "the path is a pipe, a socket or a device, not a file") from None
-    system, inner = fs.FileSystem.from_uri(path)
-    return system.open_input_stream(inner)  # type: ignore[no-any-return]
+def open_raw(path: str, storage: Storage = LOCAL) -> IO[bytes]:
+    try:
+        return storage.open(path)
+    except NotRegular:
+        raise BadFile("wrong_format", "the path is a pipe, a socket or a device, not a file") from None
 
 
 class Unpacked(io.RawIOBase):
@@ -174,20 +143,20 @@ def too_large(why: str) -> BadFile:
     return BadFile("too_large", f"{why}: raise the pipeline's max_file_bytes if that is meant")
 
 
-def check_unpacks(path: str, size: int, limit: int) -> None:
+def check_unpacks(path: str, size: int, limit: int, storage: Storage = LOCAL) -> None:
     """Read what could unpack to more than the limit up to there, for a reader that cannot be stopped on the way."""
     if size * _MOST.get(compression(path) or "", 1) <= limit:
         return
-    with open_text(path, limit) as stream:
+    with open_text(path, limit, storage) as stream:
         while stream.read(1 << 20):
             pass
 
 
 @contextmanager
-def open_text(path: str, limit: int) -> Iterator[IO[bytes]]:
+def open_text(path: str, limit: int, storage: Storage = LOCAL) -> Iterator[IO[bytes]]:
     """The decompressed bytes of a text file, at most `limit`; its name decides how, and its first bytes must agree."""
     codec = compression(path)
-    with open_raw(path) as raw:
+    with open_raw(path, storage) as raw:
         head = raw.read(8)
         _check_magic(codec, head)
         raw.seek(0)

@@ -13,6 +13,7 @@ from pg_pipeline.spark.arrow_parquet import check_magic
 from pg_pipeline.spark.errors import RecipeError
 from pg_pipeline.spark.files import BadFile, check_text, open_raw, open_text, verdicts
 from pg_pipeline.spark.recipe import Recipe
+from pg_pipeline.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ def infer_schema(spark: SparkSession, recipe: Recipe, files: Sequence[BatchFile]
     from pyspark.sql.types import StructField, StructType
 
     sample = [file.path for file in files[:: max(1, len(files) // FILES)][:FILES]]
-    schema = _of_parquet(sample) if recipe.format == "parquet" else _of_text(spark, recipe, sample)
+    schema = _of_parquet(sample, recipe.storage) if recipe.format == "parquet" else _of_text(spark, recipe, sample)
     fields = [StructField(f.name, f.dataType, True) for f in schema.fields if f.name != "_corrupt_record"]
     if not fields:
         raise RecipeError(
@@ -39,13 +40,13 @@ def infer_schema(spark: SparkSession, recipe: Recipe, files: Sequence[BatchFile]
     return StructType(fields)
 
 
-def _of_parquet(paths: Sequence[str]) -> StructType:
+def _of_parquet(paths: Sequence[str], storage: Storage) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
 
     for path in paths:
         try:
-            with verdicts(), open_raw(path) as raw:
+            with verdicts(), open_raw(path, storage) as raw:
                 check_magic(raw.read(4))
                 raw.seek(0)
                 schema = pq.ParquetFile(pa.PythonFile(raw, mode="r")).schema_arrow
@@ -56,7 +57,7 @@ def _of_parquet(paths: Sequence[str]) -> StructType:
 
 
 def _of_text(spark: SparkSession, recipe: Recipe, paths: Sequence[str]) -> StructType:
-    heads = [head for path in paths if (head := _head(path, recipe.max_file_bytes))]
+    heads = [head for path in paths if (head := _head(path, recipe.max_file_bytes, recipe.storage))]
     if recipe.format == "csv":
         # A sample has one header; files with another one are told apart later.
         heads = [heads[0], *(head[1:] for head in heads[1:] if head[0] == heads[0][0])] if heads else []
@@ -69,10 +70,10 @@ def _of_text(spark: SparkSession, recipe: Recipe, paths: Sequence[str]) -> Struc
     )
 
 
-def _head(path: str, limit: int) -> list[str]:
+def _head(path: str, limit: int, storage: Storage) -> list[str]:
     """The first whole lines of a file; none when it is bad."""
     try:
-        with verdicts(), open_text(path, limit) as stream:
+        with verdicts(), open_text(path, limit, storage) as stream:
             data = stream.read(BYTES + 1)
             check_text(data[:4096])
     except BadFile:

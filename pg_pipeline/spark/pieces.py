@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pg_pipeline.spark.files import BadFile
+from pg_pipeline.spark.files import LOCAL, BadFile
 from pg_pipeline.spark.values import NeedsSpark, cast
+from pg_pipeline.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ReadPlan:
     options: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
     roots: tuple[str, ...] = ()
+    storage: Storage = LOCAL
 
     @property
     def schema(self) -> pa.Schema:

@@ -54,10 +54,10 @@ class ProbeTask:
             with Spool(self.plan.schema) as spool:
                 return read_file(file, self.plan, spool, seen=True)
         try:
-            check_unchanged(file.path, file.version, file.size, reading=True)
+            check_unchanged(file.path, file.version, file.size, self.plan.storage, reading=True)
             with verdicts():
                 _read_bytes(file.path, self.plan)
-            check_unchanged(file.path, file.version, file.size, reading=True)
+            check_unchanged(file.path, file.version, file.size, self.plan.storage, reading=True)
         except BadFile as verdict:
             return FileReport.bad(file.ordinal, verdict, file.size)
         return FileReport(file.ordinal, size=file.size)
@@ -65,10 +65,10 @@ class ProbeTask:
 
 def _read_bytes(path: str, plan: ReadPlan) -> None:
     if plan.format == "parquet":
-        with open_raw(path) as raw:
+        with open_raw(path, plan.storage) as raw:
             for _ in pq.ParquetFile(pa.PythonFile(raw, mode="r")).iter_batches(use_threads=False):
                 pass
         return
-    with open_text(path, plan.max_file_bytes) as stream:
+    with open_text(path, plan.max_file_bytes, plan.storage) as stream:
         while stream.read(1 << 20):
             pass

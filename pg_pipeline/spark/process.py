@@ -13,14 +13,16 @@ import psycopg
 from pg_pipeline.coordination.types import JSON, AttemptRef, BatchFile, BatchResult, FileOutcome
 from pg_pipeline.sinks.base import COUNTED_FILE, FILE, Sink, Staged, visible
 from pg_pipeline.spark import failures
-from pg_pipeline.spark.arrow_reader import arrow_can, read_with_arrow
+from pg_pipeline.spark.arrow_reader import needs_spark, read_with_arrow
 from pg_pipeline.spark.errors import BadFiles, SchemaDrift, SparkError, TransformFailed, UnsteadyFiles
+from pg_pipeline.spark.hadoop import check_reachable, reachable
 from pg_pipeline.spark.probe import probe
 from pg_pipeline.spark.progress import OnProgress, finished, watched
 from pg_pipeline.spark.recipe import Batch, Recipe
 from pg_pipeline.spark.reports import FileReport, Reports, by_ordinal, new_reports, unreported
 from pg_pipeline.spark.session import POOL, quiet
 from pg_pipeline.spark.spark_reader import Look, SparkRead, look, still_there, stops_early, verdict
+from pg_pipeline.storage.urls import url_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,11 +78,13 @@ class _Work:
     on_progress: OnProgress | None
 
     def run(self) -> Processed:
-        with_arrow = self.recipe.reader == "arrow" or (self.recipe.reader == "auto" and arrow_can(self.recipe))
-        return self._arrow() if with_arrow else self._spark({})
+        if not needs_spark(self.recipe):
+            return self._arrow()
+        check_reachable(self.spark, (file.path for file in self.files))
+        return self._spark({})
 
     def _arrow(self) -> Processed:
-        strict = self.recipe.reader == "arrow"
+        strict = self.recipe.reader == "arrow" or not self._spark_reaches()
         reports = new_reports(self.spark.sparkContext)
         rows = read_with_arrow(self.spark, self.recipe, self.files, reports, strict=strict)
         out = self._transform(rows, self.files)
@@ -97,6 +101,11 @@ class _Work:
             _discard(self.sink, self.attempt, self.dsn)
             return self._spark({o: report for o, report in found.items() if report.reason is not None})
         return self._processed(found, out, staged, "arrow")
+
+    def _spark_reaches(self) -> bool:
+        """Whether Spark's own reader could judge what Arrow can't."""
+        stores = {url.protocol for file in self.files if (url := url_of(file.path)) is not None}
+        return all(reachable(self.spark, protocol) for protocol in stores)
 
     def _spark(self, bad: dict[int, FileReport]) -> Processed:
         """Runs without the files known to be bad, until a run shows no more of them: two, rarely three."""
@@ -135,7 +144,7 @@ class _Work:
             # No rows, or rows that a limit in the transform left unread.
             tally = tally.joined(SparkRead(self.spark, self.recipe, missing, seen).count())
         found = {file.ordinal: verdict(file, tally, self.recipe) for file in good}
-        return found | still_there(good, self.recipe.roots), out, staged
+        return found | still_there(good, self.recipe), out, staged
 
     def _jobs(self) -> set[int]:
         return set(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(self.attempt.token)))

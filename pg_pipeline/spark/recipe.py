@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pg_pipeline.coordination.types import AttemptRef, BatchFile
 from pg_pipeline.spark.errors import RecipeError
+from pg_pipeline.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,6 +53,7 @@ class Recipe:
     provenance: bool = True
     rescued_column: str = "_rescued_data"
     roots: Sequence[str] = ()
+    storage: Storage = field(default_factory=Storage)
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -30,6 +30,7 @@ from pg_pipeline.spark.files import (
     open_text,
     verdicts,
 )
+from pg_pipeline.spark.hadoop import hadoop_name
 from pg_pipeline.spark.pieces import ReadPlan
 from pg_pipeline.spark.recipe import FILE_COLUMN, Recipe
 from pg_pipeline.spark.reports import FileReport
@@ -93,13 +94,13 @@ def look(recipe: Recipe, files: Sequence[BatchFile]) -> Look:
     return found
 
 
-def still_there(files: Sequence[BatchFile], roots: Sequence[str] = ()) -> dict[int, FileReport]:
+def still_there(files: Sequence[BatchFile], recipe: Recipe) -> dict[int, FileReport]:
     """The files that changed or went away while they were read."""
     found = {}
     for file in files:
         try:
-            check_inside(file.path, roots)
-            check_unchanged(file.path, file.version, file.size, reading=True)
+            check_inside(file.path, recipe.roots)
+            check_unchanged(file.path, file.version, file.size, recipe.storage, reading=True)
         except BadFile as verdict:
             found[file.ordinal] = FileReport.bad(file.ordinal, verdict, file.size)
     return found
@@ -109,11 +110,11 @@ def _look_at(file: BatchFile, plan: ReadPlan) -> tuple[str, ...] | BadFile:
     try:
         check_inside(file.path, plan.roots)
         check_shown(file.path)
-        check_unchanged(file.path, file.version, file.size, reading=False)
+        check_unchanged(file.path, file.version, file.size, plan.storage, reading=False)
         with verdicts():
             columns = _columns_of(file.path, plan)
             if plan.format != "parquet":
-                check_unpacks(file.path, file.size, plan.max_file_bytes)
+                check_unpacks(file.path, file.size, plan.max_file_bytes, plan.storage)
             return columns
     except BadFile as verdict:
         return verdict
@@ -129,12 +130,12 @@ def check_shown(path: str) -> None:
 def _columns_of(path: str, plan: ReadPlan) -> tuple[str, ...]:
     rescue = plan.rescued_column is not None
     if plan.format == "parquet":
-        with open_raw(path) as raw:
+        with open_raw(path, plan.storage) as raw:
             check_magic(raw.read(4))
             raw.seek(0)
             schema = pq.ParquetFile(pa.PythonFile(raw, mode="r")).schema_arrow
         return tuple(check_schema(schema, plan.fields, rescue=rescue))
-    with open_text(path, plan.max_file_bytes) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
+    with open_text(path, plan.max_file_bytes, plan.storage) as raw, io.BufferedReader(raw) as stream:  # type: ignore[type-var]
         head = stream.peek(4096)[:4096]
         if not head.strip():
             raise BadFile("empty", "the file has no rows")
@@ -224,7 +225,7 @@ class SparkRead:
         for file in self.files:
             # Told to take paths as they are, Spark reads every path once for each that could be a pattern.
             alone = file.path if _PATTERN.search(file.path) else ""
-            shapes.setdefault((seen.columns.get(file.ordinal, ()), alone), []).append(file.path)
+            shapes.setdefault((seen.columns.get(file.ordinal, ()), alone), []).append(hadoop_name(file.path))
         reads: dict[str, Callable[[list[str], tuple[str, ...]], DataFrame]] = {
             "json": self._json,
             "csv": self._csv,
@@ -374,7 +375,7 @@ def _hashes(spark: SparkSession, files: Sequence[BatchFile]) -> tuple[dict[int, 
     java_path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path
     names: dict[str, str] = {}
     for file in files:
-        uri = str(java_path(file.path).toUri().toString())
+        uri = str(java_path(hadoop_name(file.path)).toUri().toString())
         plain = re.sub(r"^file:/+", "/", uri)
         forms = (f"file:{plain}", f"file://{plain}") if plain.startswith("/") else (uri,)
         names.update(dict.fromkeys(forms, file.path))

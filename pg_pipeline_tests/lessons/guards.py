@@ -505,6 +505,6 @@ GUARDS = (
     _guard(
         "what is not opened because it is no file",
         _SECURITY + "test_files.py::test_a_device_is_not_read_where_there_are_no_roots_either[arrow]",
-        ("pg_pipeline/spark/roots.py", "    if not stat.S_ISREG(mode):\n", "    if stat.S_ISSOCK(mode):\n"),
+        ("pg_pipeline/storage/roots.py", "    if not stat.S_ISREG(mode):\n", "    if stat.S_ISSOCK(mode):\n"),
     ),
 )

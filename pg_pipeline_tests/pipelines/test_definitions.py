@@ -83,7 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bad_files": "ignore"}, "bad_files is 'ignore'"),
     ({"batch_files": 0}, "batch_files is 0: use a whole number"),
     ({"tolerance": 5}, "tolerance is 5: use a share between 0 and 1"),
-    ({"landing": "s3://bucket/orders"}, "it must be a folder of this machine"),
+    ({"landing": "s3://key:word@bucket/orders"}, "credentials in it"),
     ({"max_bad_lines": -1}, "max_bad_lines is -1"),
 ]
 

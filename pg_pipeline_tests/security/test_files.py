@@ -13,7 +13,7 @@ from pg_pipeline.errors import ConfigurationError, InvalidInput
 from pg_pipeline.pipelines import FilePipeline, landing
 from pg_pipeline.sinks.postgres import PostgresTable
 from pg_pipeline.spark.recipe import Recipe
-from pg_pipeline.spark.roots import is_inside
+from pg_pipeline.storage.roots import is_inside
 from pg_pipeline_tests.spark.landing import attempt, commit, listed
 
 ROW = b'{"id": 1, "name": "a"}\n'

@@ -8,7 +8,9 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
+
+from pg_pipeline.errors import InvalidInput
+from pg_pipeline.storage.urls import local_path, url_of
 
 
 class NotRegular(Exception):
@@ -16,7 +18,7 @@ class NotRegular(Exception):
 
 
 def is_inside(path: str, roots: Sequence[str]) -> bool:
-    """Whether a path leads below one of the roots; no roots means anywhere. URIs are compared by their parts."""
+    """Whether a path leads below one of the roots; no roots means anywhere. URLs are compared by their parts."""
     if not roots:
         return True
     return any(_below(path, root) for root in roots)
@@ -50,15 +52,11 @@ def _below(path: str, root: str) -> bool:
 
 def _place(path: str) -> tuple[str, str] | None:
     """(what holds it, its real path there); None for what is not a path."""
-    if "://" not in path and not path.startswith("file:"):
-        return "", os.path.realpath(path) if "\0" not in path else ""
     try:
-        parts = urlsplit(path)
-    except ValueError:
+        url = url_of(path)
+        local = local_path(path)
+    except (InvalidInput, ValueError):
         return None
-    if parts.scheme == "file":
-        return "", os.path.realpath(unquote(parts.path))
-    # An object store has no links and no `..`; whoever writes them means to get out.
-    if any(part in (".", "..") for part in unquote(parts.path).split("/")):
-        return None
-    return f"{parts.scheme}://{parts.netloc}", parts.path
+    if url is not None:
+        return None if url.climbs else (url.store, f"/{url.key}")
+    return "", os.path.realpath(str(local)) if "\0" not in path else ""
