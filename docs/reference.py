@@ -25,7 +25,7 @@ def _cli() -> Iterator[str]:
     yield ""
     yield (
         "Exit codes: 0 done, 1 failed, 2 wrong usage (also: a question that nobody could answer), "
-        "3 found problems (`audit`, `doctor`, `health`, `migrate --check`), 130 stopped by Ctrl-C. "
+        "3 found problems (`audit`, `doctor`, `health`, `migrate --check`, `receive`), 130 stopped by Ctrl-C. "
         "Errors are one sentence on stderr. Colours, bars and "
         "live views are off where the output is not a terminal. `pg-pipeline --install-completion` sets up your shell."
     )

@@ -1,7 +1,6 @@
 """`<pipeline>/enqueued`: files in, executions out. Asked twice (a retried run), it is asked once."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -11,9 +10,9 @@ from pg_pipeline.assets.keys import Registrar
 from pg_pipeline.assets.report import report_link
 from pg_pipeline.coordination import partitions, submission
 from pg_pipeline.coordination.submission import Submission
-from pg_pipeline.coordination.types import FileVersion
 from pg_pipeline.errors import InvalidInput, SubmissionConflict
 from pg_pipeline.pipelines import landing
+from pg_pipeline.pipelines.arrival import has_new, submit_found
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
 
@@ -100,26 +99,9 @@ def _submit_landed(
     known = partitions.known_requests(db, pipeline.name, [f.request_key for f in found])
     for one in found:
         asked = one.request_key in known
-        if (asked and not again) or not (asked or _has_new(coordination, pipeline, config, one.files)):
+        if (asked and not again) or not (asked or has_new(db, pipeline, one.files, released=config.released)):
             continue
-        yield submission.submit(
-            db,
-            pipeline.name,
-            partial(iter, one.files),
-            request_key=one.request_key,
-            request={"landing": one.name, "key": one.request_key},
-            tenant=config.tenant,
-            priority=config.priority,
-            released=config.released,
-        )
-
-
-def _has_new(
-    coordination: CoordinationResource, pipeline: FilePipeline, config: EnqueueConfig, files: Iterable[FileVersion]
-) -> bool:
-    """Whether a submit would take any; an execution of nothing helps nobody."""
-    verdicts = submission.preview(coordination.db, pipeline.name, files, released=config.released)
-    return any(verdict.verdict == "take" for verdict in verdicts)
+        yield submit_found(db, pipeline, one, tenant=config.tenant, priority=config.priority, released=config.released)
 
 
 def _sentence(one: Submission) -> str:

@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": "demo:demo",
     "up": "up:up",
     "submit": "submit:submit",
+    "receive": "receive:receive",
     "status": "status:status",
     "executions": "executions:executions",
     "explain": "executions:explain",

@@ -140,6 +140,11 @@ STATUS = {
     "leases": "living attempts, with their execution",
     "dead_letters": "as in dlq list",
 }
+RECEIVED = {
+    "submissions": "as in submit",
+    "ignored": "how many events brought no file to submit, by what they were",
+    "refused": "sentences, one for each message that can't be submitted",
+}
 REPLAYED = {"replayed": "numbers of the letters that are back", "refused": "those that are not: dead_letter, why"}
 REAPED = {"leader": "false while another process leads: nothing was done then", "counts": "what each chore did"}
 
@@ -156,6 +161,7 @@ SAMPLE = {"name": "the metric, without pg_pipeline_", "labels": "its labels", "v
 BY_COMMAND = {
     "submit": (False, SUBMISSION),
     "submit --dry-run": (False, PREVIEW),
+    "receive": (False, RECEIVED),
     "status": (False, STATUS),
     "executions": (True, EXECUTION),
     "explain": (True, REASON),
@@ -175,5 +181,5 @@ BY_COMMAND = {
     "migrate": (False, MIGRATED),
     "doctor": (True, FINDING),
 }
-# Parts of `status`.
-PARTS = {"status: workers": WORKER, "status: leases": LEASE}
+# Parts of these.
+PARTS = {"receive: submissions": SUBMISSION, "status: workers": WORKER, "status: leases": LEASE}

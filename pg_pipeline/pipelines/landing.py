@@ -186,7 +186,7 @@ class _Looking:
                         going = True
                 elif self.kind == "manifest" and fnmatch.fnmatchcase(entry.name, MANIFEST):
                     yield from self.manifest(entry)
-                elif self.kind == "quiet" and _is_data(self.pipeline, entry.name):
+                elif self.kind == "quiet" and is_data(self.pipeline, entry.name):
                     self.newest = max(self.newest, entry.changed)
                     if not entry.growing:
                         self.loose.append(entry)
@@ -209,7 +209,7 @@ class _Looking:
         mark, count = hashlib.sha256(), 0
         for entry in self.storage.walk(folder):
             self.seen += 1
-            data = _is_data(self.pipeline, entry.name)
+            data = is_data(self.pipeline, entry.name)
             if not data and entry.path != f"{folder}/{MARKER}":
                 continue
             if entry.growing:
@@ -288,8 +288,9 @@ def _key(name: str, mark: Any) -> str:
 
 
 def _data(pipeline: FilePipeline, entries: Iterable[Entry]) -> Iterator[Entry]:
-    return (entry for entry in entries if _is_data(pipeline, entry.name))
+    return (entry for entry in entries if is_data(pipeline, entry.name))
 
 
-def _is_data(pipeline: FilePipeline, name: str) -> bool:
+def is_data(pipeline: FilePipeline, name: str) -> bool:
+    """Whether the name is one of the pipeline's data files."""
     return not name.startswith((".", "_")) and any(fnmatch.fnmatchcase(name, p) for p in pipeline.patterns)

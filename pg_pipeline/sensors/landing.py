@@ -16,6 +16,7 @@ from pg_pipeline.coordination import submission
 from pg_pipeline.coordination.database import Database
 from pg_pipeline.coordination.partitions import known_requests
 from pg_pipeline.pipelines import landing
+from pg_pipeline.pipelines.arrival import has_new
 from pg_pipeline.pipelines.delivery import Delivery
 from pg_pipeline.pipelines.pipeline import FilePipeline
 from pg_pipeline.resources import CoordinationResource
@@ -87,7 +88,7 @@ def _look(pipeline: FilePipeline, db: Database, cursor: _Cursor) -> str | None:
         cursor.after = page.cursor
         if delivery.kind == "quiet":
             cursor.newest = max(cursor.newest, page.newest)
-            cursor.fresh = cursor.fresh or any(_has_new(pipeline, db, one) for one in page.found)
+            cursor.fresh = cursor.fresh or any(has_new(db, pipeline, one.files) for one in page.found)
             if page.cursor is None:  # all was seen
                 ready = cursor.fresh and time.time() - cursor.newest >= delivery.quiet_seconds
                 growing = cursor.newest > time.time() - GROWING_SECONDS
@@ -95,7 +96,7 @@ def _look(pipeline: FilePipeline, db: Database, cursor: _Cursor) -> str | None:
                 return cursor.began if ready else None
         else:
             known = known_requests(db, pipeline.name, [one.request_key for one in page.found])
-            if any(one.request_key not in known and _has_new(pipeline, db, one) for one in page.found):
+            if any(one.request_key not in known and has_new(db, pipeline, one.files) for one in page.found):
                 return cursor.began
             if page.cursor is None:
                 # The last folder is listed again: its marker may sort before what is in it.
@@ -109,10 +110,6 @@ def _end(cursor: _Cursor, high: str) -> None:
     if not cursor.began:
         cursor.scanned = time.time()
     cursor.high = max(high, cursor.began)
-
-
-def _has_new(pipeline: FilePipeline, db: Database, found: landing.Found) -> bool:
-    return any(v.verdict == "take" for v in submission.preview(db, pipeline.name, found.files))
 
 
 def _waits(instance: dg.DagsterInstance, pipeline: FilePipeline) -> str | None:

@@ -130,6 +130,7 @@ AWAY: dict[str, tuple[str, int]] = {
     "demo": ("--files 20 --rows 1", 1),
     "up": ("", 1),
     "submit": ("orders README.md", 1),
+    "receive": ("orders README.md", 1),
     "status": ("", 1),
     "executions": ("", 1),
     "explain": ("20261118-0001", 1),
