@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _RACES = "pg_pipeline_tests/races/"
 _CRASH = "pg_pipeline_tests/crash/"
 _CORE = "pg_pipeline_tests/coordination/"
+_STORAGE = "pg_pipeline_tests/storage/"
 _SECURITY = "pg_pipeline_tests/security/"
 _LESSONS = "pg_pipeline_tests/lessons/test_lessons.py::"
 
@@ -454,9 +455,9 @@ GUARDS = (
         "the links that landing does not follow",
         _SECURITY + "test_files.py::test_a_landing_folder_full_of_traps_is_listed_once_and_soon",
         (
-            "pg_pipeline/pipelines/landing.py",
-            "if item.is_symlink() and item.is_dir():",
-            'if item.name == "one" or item.name == "two":',
+            "pg_pipeline/storage/local.py",
+            "not item.is_symlink() and",
+            'item.name not in ("one", "two") and',
         ),
     ),
     _guard(
@@ -497,9 +498,38 @@ GUARDS = (
         "folders that are walked without recursion",
         _SECURITY + "test_files.py::test_folders_deeper_than_python_recurses_are_listed",
         (
-            "pg_pipeline/pipelines/landing.py",
-            "        waiting.extend(folder / name for name in reversed(folders))\n",
-            "        for name in folders:\n            yield from _below(folder / name)\n",
+            "pg_pipeline/storage/local.py",
+            "                waiting.append((path, iter(_names(place))))\n",
+            "                yield from walk(place)\n",
+        ),
+    ),
+    _guard(
+        "the etag, before and after a file is read",
+        _STORAGE + "test_contract.py::test_a_file_of_the_same_size_is_another_version[s3]",
+        ("pg_pipeline/spark/files.py", "now.etag is None or version.strip('\"') == now.etag", "True"),
+    ),
+    _guard(
+        "the refusal of credentials in a URL",
+        _STORAGE + "test_contract.py::test_urls_have_one_spelling_and_no_secrets",
+        ("pg_pipeline/storage/urls.py", "    if at and (", "    if False and ("),
+    ),
+    _guard(
+        "the roots, for what is announced",
+        _STORAGE + "test_arrival.py::test_keys_are_data_and_lead_nowhere_else",
+        ("pg_pipeline/pipelines/arrival.py", "    if not is_inside(one.path, places):\n", "    if False:\n"),
+    ),
+    _guard(
+        "the later of two versions that are announced",
+        _STORAGE + "test_arrival.py::test_of_one_group_the_latest_version_counts",
+        ("pg_pipeline/pipelines/arrival.py", "known is None or (known.order", "True or (known.order"),
+    ),
+    _guard(
+        "the acknowledgement that waits for the submission",
+        _STORAGE + "test_arrival.py::test_p6_a_message_is_acknowledged_when_its_files_are_durable",
+        (
+            "pg_pipeline/pipelines/sqs.py",
+            "        received = submit_events(",
+            "        queue.acknowledge(messages)\n        received = submit_events(",
         ),
     ),
     _guard(

@@ -52,7 +52,7 @@ def test_a_delivery_goes_from_a_bucket_to_postgres_once(
     bucket.put(f"{day}/_temporary/0.json", b"not yet")
     for name in ("gone.json", "other.json"):
         bucket.put(f"{day}/{name}", rows_of(50))
-    hostile = [name for name in ODD if "\n" not in name and not name.startswith(".")]
+    hostile = [name for name in ODD if "\n" not in name and not name.startswith(".")][::4]
     for number, name in enumerate(hostile):
         bucket.put(f"{day}/{name}", rows_of(1000 + 10 * number))
     assert not bench.tick("orders_landing").run_requests
