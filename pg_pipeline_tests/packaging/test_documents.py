@@ -30,7 +30,7 @@ def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
     extras = setup["options.extras_require"]
     lines = [line for text in (setup["options"]["install_requires"], *extras.values()) for line in text.split("\n")]
     bounds = re.compile(r"[A-Za-z0-9-]+(\[[a-z,]+\])? (>=[0-9.]+,<[0-9.]+|==[0-9.]+)")
-    assert [line for line in lines if line and line != "pg-pipeline[docs]" and not bounds.fullmatch(line)] == []
+    assert [line for line in lines if line and not line.startswith("pg-pipeline[") and not bounds.fullmatch(line)] == []
     build = re.findall(r"^requires = \[(.*)\]", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE)
     assert all("<" in one for one in build)
 
