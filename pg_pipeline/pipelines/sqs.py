@@ -34,7 +34,7 @@ class Queue:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise ConfigurationError(
-                "The queue is named by its URL, without credentials, such as https://sqs.eu-west-1.amazonaws.com/1/landed."
+                "The queue is named by its URL, as SQS shows it, and without credentials: correct it."
             )
         try:
             import botocore.session

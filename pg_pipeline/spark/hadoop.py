@@ -53,7 +53,7 @@ def jar(protocol: str) -> Path | None:
 
 def missing(protocol: str) -> str:
     if protocol == "s3":
-        return f"org.apache.hadoop:hadoop-aws:{_version()} (spark.jars.packages)"
+        return f"org.apache.hadoop:hadoop-aws:{_version()} (docs/storage.md says how)"
     return f"the jar {_JARS.get(protocol, 'that has it')} (spark.jars)"
 
 
