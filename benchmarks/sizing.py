@@ -64,17 +64,17 @@ def sizes(made: Server, files: int) -> dict[str, Any]:
             for name in TABLES
         }
         kept = int(db.value("select count(*) from pipeline.file"))
-        return {
-            "files": files,
-            "submit_server_us_a_file": round(1e6 * submitted["cpu"] / files, 1),
-            "submit_client_us_a_file": round(1e6 * submitted["client"] / files, 1),
-            "submit_wal_bytes_a_file": round(submitted["wal"] / files),
-            "work_server_ms_a_batch": round(1e3 * worked["cpu"] / batches, 2),
-            "work_client_ms_a_batch": round(1e3 * worked["client"] / batches, 2),
-            "work_wal_bytes_a_batch": round(worked["wal"] / batches),
-            "disk_mb_a_million_files": {name: round(size / kept * 1e6 / 2**20, 1) for name, size in disk.items()},
-            "connections": _connections(dsn),
-        }
+    return {
+        "files": files,
+        "submit_server_us_a_file": round(1e6 * submitted["cpu"] / files, 1),
+        "submit_client_us_a_file": round(1e6 * submitted["client"] / files, 1),
+        "submit_wal_bytes_a_file": round(submitted["wal"] / files),
+        "work_server_ms_a_batch": round(1e3 * worked["cpu"] / batches, 2),
+        "work_client_ms_a_batch": round(1e3 * worked["client"] / batches, 2),
+        "work_wal_bytes_a_batch": round(worked["wal"] / batches),
+        "disk_mb_a_million_files": {name: round(size / kept * 1e6 / 2**20, 1) for name, size in disk.items()},
+        "connections": _connections(dsn),
+    }
 
 
 def _submit(db: Database, count: int) -> None:
