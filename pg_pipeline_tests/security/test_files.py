@@ -207,16 +207,18 @@ def test_folders_deeper_than_python_recurses_are_listed(tmp_path: Path) -> None:
         deepest.mkdir()
     (deepest / "a.json").write_bytes(ROW)
     os.utime(deepest / "a.json", (time.time() - 60,) * 2)
-    mine = pipeline(landing=tmp_path, delivery="quiet:1s")
-    assert len(list(landing.under(mine, [str(tmp_path)]))) == 1
-    assert [len(one.files) for one in landing.page(mine).found] == [1]
-    (tmp_path / "_SUCCESS").touch()
-    os.utime(tmp_path / "_SUCCESS", (time.time() - 60,) * 2)
-    assert [len(one.files) for one in landing.page(pipeline(landing=tmp_path)).found] == [1]
-    (deepest / "a.json").unlink()
-    while deepest != tmp_path:  # what clears up after tests recurses
-        deepest.rmdir()
-        deepest = deepest.parent
+    try:
+        mine = pipeline(landing=tmp_path, delivery="quiet:1s")
+        assert len(list(landing.under(mine, [str(tmp_path)]))) == 1
+        assert [len(list(one.files)) for one in landing.page(mine).found] == [1]
+        (tmp_path / "_SUCCESS").touch()
+        os.utime(tmp_path / "_SUCCESS", (time.time() - 60,) * 2)
+        assert [len(list(one.files)) for one in landing.page(pipeline(landing=tmp_path)).found] == [1]
+    finally:
+        (deepest / "a.json").unlink()
+        while deepest != tmp_path:  # what clears up after tests recurses
+            deepest.rmdir()
+            deepest = deepest.parent
 
 
 def test_hostile_files_end_in_the_ledger_as_they_are(conn: psycopg.Connection[Any], dsn: str) -> None:
